@@ -10,7 +10,7 @@ WORKERS := $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -g
 export PYTHONDONTWRITEBYTECODE :=
 
 # Under a minute on two cores: the DSL, the parser, the table, the checks, the committed PTX, documents, a few launches.
-QUICK := tests/builder tests/parser/test_parser.py tests/parser/test_operand_names.py tests/isa/test_isa.py tests/checks \
+QUICK := tests/builder tests/lines tests/views/test_line_info.py tests/parser/test_parser.py tests/parser/test_operand_names.py tests/isa/test_isa.py tests/checks \
 	tests/golden/test_golden.py tests/models/test_models.py \
 	tests/package/test_requires.py tests/package/test_targets.py tests/package/test_parity.py \
 	tests/docs/test_links.py tests/benchmarks/test_rows.py \

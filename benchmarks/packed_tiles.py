@@ -52,7 +52,7 @@ def choices(case: Case, likeliest: int = LIKELIEST) -> dict[str, PackedGemm]:
     m, n, k = case["m"], case["n"], case["k"]
     best = PackedGemm.best(m, n=n, k=k, weights=case["weights"], precision="fast")
     found = {"best": best, "best in bf16": replace(best, out_dtype=bf16)}
-    known = {Geometry.of(best)}
+    known = {Geometry.of(found["best in bf16"])}
     for spec in sorted(_all(replace(best, out_dtype=bf16), m), key=lambda spec: cycles(spec, m)):
         at = Geometry.of(spec)
         if len(found) < 2 + likeliest and at not in known:

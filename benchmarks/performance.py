@@ -1,5 +1,6 @@
-"""Writes docs/performance.md, the README's table and the chart from the rows: of decode attention from the newest
-run of the whole grid, of the other benchmarks from their last. `python -m benchmarks.performance`.
+"""Writes docs/performance.md, the README's table, the figures of docs/engines.md and the chart from the rows: of decode
+attention from the newest run of the whole grid, of the other benchmarks from their last.
+`python -m benchmarks.performance`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from benchmarks import host_time
 from benchmarks.cases.prefill import SHAPES
-from benchmarks.report import decode_document, model_document
+from benchmarks.report import decode_document, engines_document, model_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
 from benchmarks.report.selection import commit_of, newest_rows, rows_alone, rows_elsewhere, span
@@ -265,7 +266,7 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
     head, first, rest = text.partition(marks[0])
     _, second, tail = rest.partition(marks[1])
     if not first or not second:
-        raise SystemExit(f"README.md: the marks {marks[0]} and {marks[1]} must be in it")
+        raise SystemExit(f"the marks {marks[0]} and {marks[1]} must be in the page")
     return f"{head}{first}\n{inside}{second}{tail}"
 
 
@@ -289,15 +290,18 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the README says of speed."""
-    return f"{decode_document.readme(rows)}\n{model_document.tokens()}\n{standing()}"
+    parts = (decode_document.readme(rows), model_document.tokens(), standing(), engines_document.standing())
+    return "\n".join(parts)
 
 
 def main() -> None:
-    """Write the document, the README's table, and the chart where matplotlib is installed."""
+    """Write the documents, the README's table, and the chart where matplotlib is installed."""
     root, rows = HERE.parent, decode_document.newest()
     (root / "docs" / "performance.md").write_text(document(rows))
     page = root / "README.md"
     page.write_text(between(page.read_text(), README, readme(rows)))
+    page = root / "docs" / "engines.md"
+    page.write_text(between(page.read_text(), engines_document.MARKS, engines_document.engines()))
     try:
         plot(rows, root / "docs" / "images" / "decode_attention.png")
     except ImportError as missing:

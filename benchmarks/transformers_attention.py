@@ -1,6 +1,6 @@
 """Tokens per second of a transformers model with our attention beside torch's, of the shape of Llama 3.2 1B in bf16.
 
-python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--profile 512x8]     needs a GPU
+python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--depth 512] [--profile 512x8]  needs a GPU
 python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
@@ -35,7 +35,7 @@ IMPLS = ("ptxgen", "sdpa", "fa2")
 STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
 LONGEST = 0.08
 LEAST, MOST = 2, 12  # rounds of a case
-LONG = {"graph": 1.0, "prompt": 3.0, "eager": 1.0}  # seconds after which no two more are begun
+LONG = {"graph": 1.0, "prompt": 3.0, "eager": 1.5}  # seconds after which no two more are begun
 MOST_PROMPT = 1 << 18  # tokens
 RATE = 1e5  # of them a second, about: what a case takes is judged by it
 ROOM = 64  # positions behind the depth
@@ -118,7 +118,7 @@ def graph(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[
 
 
 def eager(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
-    """A step over a cache that grows; all over one, cut to the depth before a measurement."""
+    """A step over a cache that grows; all over one, which begins anew before a measurement."""
     import torch
     from transformers import DynamicCache
 
@@ -128,13 +128,13 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[
     token = torch.full((batch, 1), 7, device=DEVICE)
     cache = DynamicCache(config=config)
     for layer in range(config.num_hidden_layers):
-        rows = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-        cache.update(rows, rows, layer)
+        cache.update(*(torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)), layer)
+    first = [(layer.keys, layer.values) for layer in cache.layers]
 
     def rewind(impl: str) -> None:
         model.set_attn_implementation(impl)
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[:, :, :depth], layer.values[:, :, :depth]
+        for layer, (keys, values) in zip(cache.layers, first, strict=True):
+            layer.keys, layer.values = keys, values
 
     for impl in impls:
         yield partial(model, token, past_key_values=cache, logits_to_keep=1), partial(rewind, impl)
@@ -222,7 +222,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
     for size in given.profile:
         with torch.no_grad():
             profiled(model, *(int(part) for part in size.split("x")))
-    sizes = sorted(((depth, batch) for depth in DEPTHS for batch in BATCHES), key=math.prod)
+    sizes = sorted(((depth, batch) for depth in given.depth or DEPTHS for batch in BATCHES), key=math.prod)
     cases = [
         (kind, *size)
         for kind in given.kind or KINDS
@@ -250,27 +250,40 @@ def measure(run: Run, given: argparse.Namespace) -> None:
     work_off(run, tasks, ends)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line a case: tokens per second of each, and ours over the best of the others."""
+def rates(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:
+    """Tokens per second of each by case: kind, depth, batch."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
-    ratios: dict[tuple[Any, ...], float] = {}
     for row in rows:
-        if "ahead" in row:
-            ratios[tuple(row["case"].values())] = row["ahead"]
         if "tokens_per_s" in row:
             found.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["tokens_per_s"]
+    return found
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], float]:
+    """Ours over the best of the others by case: the turns' own quotient, or of rows without one that of the rates."""
+    found = {
+        case: of[IMPLS[0]] / max(of[impl] for impl in IMPLS[1:] if impl in of)
+        for case, of in rates(rows).items()
+        if IMPLS[0] in of and len(of) > 1
+    }
+    return found | {tuple(row["case"].values()): row["ahead"] for row in rows if row.get("ahead")}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line a case: tokens per second of each, and ours over the best of the others."""
     lines = [f"| kind | depth | batch | {' | '.join(IMPLS)} | ours / best |", "| --- " * (len(IMPLS) + 4) + "|"]
-    for case, rates in found.items():
-        shown = [f"{rates[impl]:,.0f}" if impl in rates else "–" for impl in IMPLS]
-        others = [rates[impl] for impl in IMPLS[1:] if impl in rates]
-        ratio = ratios.get(case) or (rates["ptxgen"] / max(others) if others and "ptxgen" in rates else 0.0)
-        lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(shown)} | {f'{ratio:.2f}' if ratio else '–'} |")
+    ahead = ratios(rows)
+    for case, of in rates(rows).items():
+        shown = [f"{of[impl]:,.0f}" if impl in of else "–" for impl in IMPLS]
+        ratio = f"{ahead[case]:.3f}" if case in ahead else "–"
+        lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(shown)} | {ratio} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     seconds = {"type": float, "default": 90.0, "help": "begin nothing that would not end by then (default: 90)"}
     kinds = {"action": "append", "choices": list(KINDS), "help": "only these (default: all)"}
+    depths = {"action": "append", "type": int, "choices": DEPTHS, "help": "only these (default: all)"}
     profile = {"action": "append", "default": [], "metavar": "DEPTHxBATCH", "help": "also print a prompt's kernels"}
-    options = (("--seconds", seconds), ("--kind", kinds), ("--profile", profile))
+    options = (("--seconds", seconds), ("--kind", kinds), ("--depth", depths), ("--profile", profile))
     command("transformers_attention", __doc__, measure, *options, device=gpu, table=table, at_once=True)

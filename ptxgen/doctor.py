@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import AssembleError, SpecError, TargetError
-from ptxgen.export.manifest import driver_text
 from ptxgen.targets import ptx_of_driver, target_of_capability
+from ptxgen.views.manifest import driver_text
 
 _PARTS = {
     "jinja2": ("jinja2", "core"),

@@ -43,13 +43,13 @@ class Ptx:
 
     def manifest(self) -> dict[str, Any]:
         """The launch contract as plain data, for any language."""
-        from ptxgen.export.manifest import manifest
+        from ptxgen.views.manifest import manifest
 
         return manifest(self)
 
     def _repr_html_(self) -> str:
         """For a notebook: launch and resources in a table, and the text in colour."""
-        from ptxgen.lines.highlight import ptx_as_html
+        from ptxgen.views.highlight import ptx_as_html
 
         return ptx_as_html(self)
 
@@ -93,7 +93,7 @@ def _checked(entry: str) -> str:
 
 
 def _with_line_info(ptx: Ptx) -> Ptx:
-    from ptxgen.lines.lineinfo import with_line_info
+    from ptxgen.views.lineinfo import with_line_info
 
     return with_line_info(ptx)
 

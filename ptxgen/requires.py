@@ -12,7 +12,7 @@ from ptxgen.errors import IsaError
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
 from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Variable, Vector, flat
-from ptxgen.spec.sizes import parameter_bytes
+from ptxgen.nodes.sizes import parameter_bytes
 from ptxgen.targets import Target, driver_for_ptx, own_target, ptx_of_driver, target_of_capability
 
 IsaVersion = tuple[int, int]

@@ -21,7 +21,7 @@ from ptxgen.nodes import (
     Variable,
     Vector,
 )
-from ptxgen.spec.sizes import variable_bytes
+from ptxgen.nodes.sizes import variable_bytes
 
 Finding = tuple[int, str]
 Items = list[Instruction | Label]

@@ -8,7 +8,7 @@ from ptxgen.isa import special_register
 from ptxgen.isa.pattern import Demand
 from ptxgen.nodes import Function, Label, Statement, Symbol, Variable
 from ptxgen.nodes.scoped import Scoped
-from ptxgen.spec.sizes import variable_bytes
+from ptxgen.nodes.sizes import variable_bytes
 
 
 class _Scope:

@@ -15,8 +15,8 @@ from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
 from ptxgen.spec.fields import SHARED, doc_beside
 from ptxgen.spec.legality import choices
 
-# How a docstring says what a field means: "`field`: …", "`field` "value": …" or "`field` (…)".
-_SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
+# How a docstring says what a field means: "`field`: …", "`field`, `other`: …", "`field` "value": …" or "`field` (…)".
+_SAYINGS = (r"`{}`(?:, `\w+`)*: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
 _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 

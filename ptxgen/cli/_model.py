@@ -73,7 +73,7 @@ def asked(
         _check_kv_dtype(kv_dtype)
     form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
     if weights is None:
-        shape = load_config(config, max_len, strict=strict)
+        shape = load_config(config, max_len, strict=strict, kv_dtype=kv_dtype)
         steps = [step for name in where for step in plan(shape, name, kv_dtype, form)]
         return Asked(shape, steps, {}, form.said(shape, kv_dtype or shape.dtype, batch))
     model = load_spec(config, max_len, strict=strict)

@@ -13,13 +13,13 @@ from ptxgen.cli._given import goes_with, not_empty
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
-from ptxgen.export.manifest import spec_fields
 from ptxgen.files.listing import merged
 from ptxgen.files.output import write_files
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
+from ptxgen.views.manifest import spec_fields
 
 
 def _options(metavar: str, where: str) -> list[click.Option]:
@@ -82,7 +82,7 @@ def _one(
 def _texts(spec: KernelType, where: Target, annotate: bool, line_info: bool, entry: str) -> tuple[str, str]:
     """The PTX, and the manifest."""
     from ptxgen.generator import generate
-    from ptxgen.lines.lineinfo import annotated
+    from ptxgen.views.lineinfo import annotated
 
     ptx = generate(spec, where, line_info=line_info, entry=entry)
     return annotated(ptx) if annotate else ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"
@@ -122,7 +122,7 @@ def _model(
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")
     if output in (None, "-", ""):
         raise click.UsageError("-o: is needed with --config: the directory to write to")
-    from ptxgen.models.plan import bundle
+    from ptxgen.export.kernels import bundle
 
     wanted = asked(config, targets, **options)
     folder, steps = Path(str(output)), wanted.steps

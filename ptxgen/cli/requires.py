@@ -10,10 +10,10 @@ import click
 
 from ptxgen.cli._output import emit_json, json_option
 from ptxgen.errors import IsaError, TargetError
-from ptxgen.export.manifest import driver_text
 from ptxgen.parser import parse
 from ptxgen.requires import LoadVerdict, explain_load, requirements, spare_suffix
 from ptxgen.targets import ALL_TARGETS, cuda_of_driver, driver_for_ptx, target
+from ptxgen.views.manifest import driver_text
 
 
 def _dotted(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -36,9 +36,11 @@ def _driver(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 
 
 def _capability(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """`9.0`, `sm_90` or `sm90` as (9, 0)."""
-    name = re.fullmatch(r"sm_?(\d{1,3})(\d)[af]?", value or "", re.ASCII)
-    return (int(name[1]), int(name[2])) if name else _dotted(ctx, param, value)
+    """`9.0`, `sm_90`, `sm90` or `compute_90`, with a suffix or without, as (9, 0)."""
+    name = re.fullmatch(r"(?:(?:sm|compute)_?(\d{1,3})(\d)|(\d{1,3})\.(\d))[af]?", value or "", re.ASCII)
+    if value is not None and not name:
+        raise click.BadParameter(f"must be a GPU's architecture, as sm_90 or 9.0 (got {value!r})", ctx, param)
+    return (int(name[1] or name[3]), int(name[2] or name[4])) if name else None
 
 
 @click.command(name="requires")

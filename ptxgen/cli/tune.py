@@ -18,8 +18,8 @@ from ptxgen.errors import CudaError, SpecError
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
     from ptxgen.targets import Target
-    from ptxgen.tuning.jobs import Found, Job
-    from ptxgen.tuning.product_jobs import FoundProduct, ProductJob
+    from ptxgen.tuning_jobs.attention import Found, Job
+    from ptxgen.tuning_jobs.products import FoundProduct, ProductJob
 
 _CAPACITIES = (512, 2048, 8192, 32768, 131072)
 _BATCHES = (1, 8, 32)
@@ -117,7 +117,7 @@ def _jobs(
     """Every class that the options name; one sequence first, then batches together."""
     from ptxgen.kernel import spec_error, supports
     from ptxgen.targets import target as parse_target
-    from ptxgen.tuning.jobs import Job
+    from ptxgen.tuning_jobs.attention import Job
 
     shapes = [(*_heads(word), tuple(dtypes) or ("f16",), 1 << 24) for word in heads]
     shapes += [_model(path, dtypes) for path in configs]
@@ -143,7 +143,7 @@ def _products(words: Sequence[str], configs: Sequence[str], formats: Sequence[st
     from ptxgen.kernel import spec_error, supports
     from ptxgen.models.spec import load_spec
     from ptxgen.targets import target as parse_target
-    from ptxgen.tuning.product_jobs import ProductJob
+    from ptxgen.tuning_jobs.products import ProductJob
 
     jobs = [_product(word) for word in words]
     for path in configs if formats else ():
@@ -163,7 +163,7 @@ def _products(words: Sequence[str], configs: Sequence[str], formats: Sequence[st
 
 
 def _product(word: str) -> ProductJob:
-    from ptxgen.tuning.product_jobs import ProductJob
+    from ptxgen.tuning_jobs.products import ProductJob
 
     sizes, _, kind = word.partition("/")
     n, _, k = sizes.partition("x")
@@ -225,8 +225,8 @@ def _measure(
 def _search(job: Job | ProductJob, device: Device, where: Target, gain: float) -> Found | FoundProduct:
     from ptxgen.runtime.tools.product_timer import ProductTimer
     from ptxgen.runtime.tools.tuner import Timer
-    from ptxgen.tuning.jobs import search
-    from ptxgen.tuning.product_jobs import ProductJob, search_product
+    from ptxgen.tuning_jobs.attention import search
+    from ptxgen.tuning_jobs.products import ProductJob, search_product
 
     if isinstance(job, ProductJob):
         matrices = ProductTimer(device, job, where)
@@ -250,7 +250,7 @@ def _write(path: Path, found: Found | FoundProduct, where: Target) -> None:
     """Put a row into the table of that file, or into a new one: nothing is lost when the next job is interrupted."""
     from ptxgen.files.output import write_files
     from ptxgen.tuning import Table
-    from ptxgen.tuning.product_jobs import FoundProduct
+    from ptxgen.tuning_jobs.products import FoundProduct
 
     before = Table.read(path) if path.exists() else Table()
     note = f"{found.best_us:.2f} us, before {found.before_us:.2f}"
@@ -263,8 +263,8 @@ def _write(path: Path, found: Found | FoundProduct, where: Target) -> None:
 
 def _show(jobs: Sequence[Job | ProductJob], where: Target, as_json: bool) -> int:
     from ptxgen.attention.decode.plan import choice_of
-    from ptxgen.tuning.jobs import choices
-    from ptxgen.tuning.product_jobs import ProductJob
+    from ptxgen.tuning_jobs.attention import choices
+    from ptxgen.tuning_jobs.products import ProductJob
 
     lines: list[dict[str, Any]] = []
     for job in jobs:

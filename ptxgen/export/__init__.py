@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.export.manifest import FORMAT
 from ptxgen.export.stubs import c_header, rust_module, shared_c_header
+from ptxgen.views.manifest import FORMAT
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx

@@ -12,10 +12,10 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ptxgen.export.manifest import plain
 from ptxgen.kernel import find_kernel_type
 from ptxgen.launch import Extent, capacities_of, formula_tree
 from ptxgen.render import environment
+from ptxgen.views.manifest import plain
 
 _C_TYPES = {
     "u8": "uint8_t", "s8": "int8_t", "u16": "uint16_t", "s16": "int16_t", "b16": "uint16_t", "u32": "uint32_t",

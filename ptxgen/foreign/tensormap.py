@@ -1,7 +1,8 @@
-"""tensormap.replace and its copy as stores into the executor's form of a tensor map (`native/tensormap_bytes.py`)."""
+"""tensormap.replace and its copy as stores into the executor's form of a tensor map (`map_fields.py`)."""
 
 from __future__ import annotations
 
+from ptxgen.foreign.map_fields import MAGIC, OFFSET
 from ptxgen.nodes import Address, Immediate, Operand
 
 # PTX's numbers of element types → (bytes of an element, the number that the executor's maps have)
@@ -13,8 +14,6 @@ _ELEMENTS = {
 
 def tensormap(words: list[str], operands: tuple[Operand, ...], guard: str) -> str | None:
     """The text of a tensormap instruction in others; None for what the executor's maps do not hold."""
-    from ptxgen.runtime.cpu.native.tensormap_bytes import MAGIC, OFFSET
-
     where = operands[0]
     if not isinstance(where, Address):
         return None

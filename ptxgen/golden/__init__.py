@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import PtxgenError, SpecError
-from ptxgen.export.manifest import manifest
 from ptxgen.files.output import check_below, write_files
 from ptxgen.generator import Ptx, generate
 from ptxgen.golden.compare import RESOURCES, Finding, Snapshot, compare
@@ -23,6 +22,7 @@ from ptxgen.golden.record import by_folder, measured, read_record, record_text
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
 from ptxgen.packages import package_of
 from ptxgen.targets import Target, target
+from ptxgen.views.manifest import manifest
 
 INDEX = "index.json"
 

@@ -87,3 +87,11 @@ def pieces(b: Builder, name: str, dtype: DType, values: RegArray | Sequence[Reg]
     words = b.array(name, "b32" if size >= 4 else "b16", count * max(1, size // 4))
     each = len(words) // count
     return tuple(Elements(dtype, vector, words[i * each : (i + 1) * each]) for i in range(count))
+
+
+def widen(b: Builder, parts: Sequence[Elements], values: RegArray | Sequence[Reg]) -> None:
+    """Convert `pieces` to f32, exactly: a register of `values` an element, in order."""
+    first = 0
+    for part in parts:
+        part.widen(b, values[first : first + part.count])
+        first += part.count

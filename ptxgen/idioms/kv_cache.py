@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
-from ptxgen.attention.cache_fields import place_rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms import convert
+from ptxgen.idioms.cache_fields import place_rules
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
 from ptxgen.launch import Param, buffer, scalar

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import f32
-from ptxgen.idioms.elements import Elements, pieces
+from ptxgen.idioms.elements import Elements, pieces, widen
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.rows import RowShare, RowWalk
 from ptxgen.launch import Extent, Launch, Param, buffer
@@ -111,8 +111,7 @@ class Rows:
         dtype, at = self._at(name, first)
         parts = self._pieces(f"{name}{first or ''}_word", dtype, values)
         self.walk.load(at, parts)
-        for i, part in enumerate(parts):
-            part.widen(self.b, values[i * self.share.vector : (i + 1) * self.share.vector])
+        widen(self.b, parts, values)
 
     def store(self, name: str, values: Sequence[Reg]) -> None:
         """Write the thread's elements of a buffer's row."""

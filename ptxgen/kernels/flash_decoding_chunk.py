@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
 from ptxgen.attention.decode.chunks import MAX_CHUNKS, STEP, Cut
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
@@ -23,6 +22,7 @@ from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
+from ptxgen.idioms.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type

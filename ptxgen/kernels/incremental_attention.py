@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.cache_fields import (
+from ptxgen.attention.decode import place as locate
+from ptxgen.attention.decode.loops.choice import choose
+from ptxgen.attention.decode.merge.compose import build_merges
+from ptxgen.attention.decode.merge.records import RECORD_FLOATS
+from ptxgen.attention.decode.parts import parts_of, place_loop
+from ptxgen.attention.decode.plan import CHIPS, Plan, plan
+from ptxgen.attention.problem import Problem
+from ptxgen.attention.reference import attend, cached_rows
+from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
+from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
+from ptxgen.idioms.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     KV_DTYPES,
@@ -22,16 +32,6 @@ from ptxgen.attention.cache_fields import (
     place_rules,
     strided_rules,
 )
-from ptxgen.attention.decode import place as locate
-from ptxgen.attention.decode.loops.choice import choose
-from ptxgen.attention.decode.merge.compose import build_merges
-from ptxgen.attention.decode.merge.records import RECORD_FLOATS
-from ptxgen.attention.decode.parts import parts_of, place_loop
-from ptxgen.attention.decode.plan import CHIPS, Plan, plan
-from ptxgen.attention.problem import Problem
-from ptxgen.attention.reference import attend, cached_rows
-from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
-from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace

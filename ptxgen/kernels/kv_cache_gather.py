@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.attention.cache_fields import CAPACITY, KV_HEADS
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
+from ptxgen.idioms.cache_fields import CAPACITY, KV_HEADS
 from ptxgen.idioms.kv_cache import KV_DTYPES
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div, row_index

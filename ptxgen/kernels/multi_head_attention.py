@@ -8,19 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.cache_fields import (
-    CAPACITY,
-    HEAD_SCALES,
-    INDIRECT,
-    KV_DTYPES,
-    KV_HEADS,
-    PAGE_LAYOUT,
-    PAGE_SIZE,
-    RING_ROWS,
-    given_head_scales,
-    head_scales_rules,
-    place_rules,
-)
 from ptxgen.attention.prefill import tiles
 from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.simt import SimtLoop
@@ -40,6 +27,19 @@ from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32
+from ptxgen.idioms.cache_fields import (
+    CAPACITY,
+    HEAD_SCALES,
+    INDIRECT,
+    KV_DTYPES,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    given_head_scales,
+    head_scales_rules,
+    place_rules,
+)
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3, scalar
@@ -82,13 +82,13 @@ class MultiHeadAttention(KernelType):
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
     and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
-    in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is a multiple
-    of 16 up to 256 (192 over batches, rings and 8 bits). `head_scales`: e4m3 keys and values count times `k_scale`,
-    `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32
-    values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and multiplied with
-    e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is then some 1 to 3 %
-    off, in the 2-norm. `unmeasured` (sm_90a): K and V of batches and pages by tensor maps, for head_dim up to 256;
-    correct on the CPU executor, and no GPU has timed it: nothing chooses it by itself.
+    in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is a
+    multiple of 16 up to 256 (192 over batches, rings and 8 bits). `head_scales`: e4m3 keys and values count times
+    `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
+    scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
+    multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
+    then some 1 to 3 % off, in the 2-norm. `unmeasured` (sm_90a): K and V of batches and pages by tensor maps, for
+    head_dim up to 256; correct on the CPU executor, and no GPU has timed it: nothing chooses it by itself.
     """
 
     bundled_as = "prefill"

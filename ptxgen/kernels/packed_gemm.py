@@ -6,18 +6,21 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import bf16, f32, s32, u8
+from ptxgen.dtypes import bf16, f32, s32, u8, u32
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
-from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.launch import Launch, Param, buffer, scalar, workspace
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Copier, Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier
+from ptxgen.products.wgmma.streams import Streams
+from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
 from ptxgen.weights.e4m3 import E4m3
 from ptxgen.weights.format import interleave, separate
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
-MOST_ROWS = 1 << 24
+MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 
@@ -49,24 +52,28 @@ class PackedGemm(PackedProduct):
     bytes, scales are applied to their sums. `promoted`: f32 adds up the sums of every 128 columns; without it tensor
     cores do, in about 14 bits.
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
-    `out_dtype`, `share` and a `tile_rows` of 192 are right, but no GPU has timed them: no table takes them.
+    `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
+    `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     unreported = {
-        r"/n(34|40|66)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that these copies bring",
+        r"/n(34|40|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
-        r"/n(40|66)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(40|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
+        r"/n(128|130|140|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
-        r"/n(250|256)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, or "
-        "the wait behind the last stage follows",
+        r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
+        "or the wait behind the last stage follows",
+        r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
+        r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
-        r"/n(40|66)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
+        r"/n(40|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
         r"/n250_.* barrier .*a phase behind": "arrivals from another CTA of the cluster leave check mode no clock",
     }
     goldens = (
@@ -76,6 +83,9 @@ class PackedGemm(PackedProduct):
         dict(n=256, k=64, tokens=8, precision="fast", activation="silu", gated=True, packed_out=True),
         dict(n=250, k=64, tokens=192, precision="fast"),
         dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
+        dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
+        dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
+        dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
@@ -122,8 +132,16 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
         yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
-        if self.share > 1 and self.split > 1:
-            yield f"share: CTAs that share k share no tokens (got share={self.share}, split={self.split}; nearest: 1)"
+        if self.stream and self.tokens <= MOST_ROWS_FIRST:
+            yield f"stream: is for more than {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: stream=False)"
+        if self.stream and self.split > 1:
+            yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
+        if self.share * self.split > MOST_CLUSTER:
+            nearest = MOST_CLUSTER // self.split
+            yield (
+                f"share: with split at most {MOST_CLUSTER} CTAs "
+                f"(got share={self.share}, split={self.split}; nearest: {nearest})"
+            )
         if self.precision == "exact" and self.x_dtype != bf16:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
 
@@ -167,7 +185,7 @@ class PackedGemm(PackedProduct):
         return best(cls, fields, rows)
 
     def params(self) -> tuple[Param, ...]:
-        kind, wide = self.kind, 16 if self.n % 4 == 0 else 4
+        kind, wide, at = self.kind, 16 if self.n % 4 == 0 else 4, Geometry.of(self)
         out = [buffer("x", self.x_dtype, *packed.shape(self.k, self.tokens, self.digits, self.x_dtype), align=128)]
         if self.scaled:
             scales = packed.scale_shape(self.k, self.tokens, self.x_group)
@@ -182,6 +200,10 @@ class PackedGemm(PackedProduct):
             align = wide * self.out_dtype.bytes // f32.bytes
             access = "inout" if self.residual else "out"
             out.append(buffer("out", self.out_dtype, "rows", self.n, access=access, align=align))
+        if self.stream:
+            ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
+            out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
+            out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
         out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
         return tuple(out)
 
@@ -190,6 +212,8 @@ class PackedGemm(PackedProduct):
         tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
         split, share = at.shape.split, at.shape.share
         grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_turns})"
+        if self.stream:
+            grid = f"{at.most_turns}"
         if share > 1:
             grid = f"{grid} * {share}"
         block, cluster = (at.threads, 1, 1), (split * share, 1, 1)
@@ -198,36 +222,8 @@ class PackedGemm(PackedProduct):
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
-        ring = Ring(b, at)
-        split, share = at.shape.split, at.shape.share
-        rank = first_step = None
-        steps: Any = at.steps
-        with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
-            thread = b.op("mov.u32", "thread", b.special("tid.x"))
-            lane = b.op("and.b32", "lane", thread, 31)
-            warp = b.op("shr.u32", "warp", thread, 5)
-            b.op("setp.ge.u32", "is_copier", warp, at.warps)
-            b.op("setp.eq.u32", "copies_stages", warp, at.warps)
-            tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
-            tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
-            if split * share > 1:
-                rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
-                b.op("div.u32", tile, tile, split * share)
-            if share > 1:
-                b.op("div.u32", tile_step, tile_step, share)
-            if split > 1:
-                first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
-                b.op("div.u32", first_step, first_step, split)
-                steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
-                b.op("div.u32", steps, steps, split)
-                b.op("sub.u32", steps, steps, first_step)
-            ring.make(thread)
-            weight = b.ld_param("weight")
-            group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
-            if at.rows_first:
-                b.op("rem.u32", group, tile, at.row_groups // share)
-                if share > 1:
-                    b.op("mad.lo.u32", group, group, share, rank)
+        ring, tasks = Ring(b, at), Tasks(b, self, at)
+        tasks.locate(ring)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])
@@ -236,37 +232,19 @@ class PackedGemm(PackedProduct):
         else:
             b.without("fewer_registers", "more_registers")
         wait_for_producer(b, self.programmatic)
-        with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
-            if self.indirect:
-                count = b.reg("tokens", "s32")
-                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
-            else:
-                count = b.ld_param("n_rows")
-            count = b.op("max.s32", "tokens_counted", count, 0)
-            b.op("min.s32", count, count, MOST_ROWS)
-            token_tiles = b.op("add.u32", "token_tiles", count, self.tokens - 1)
-            b.op("div.u32", token_tiles, token_tiles, self.tokens)
-            if at.rows_first:
-                b.op("max.u32", token_tiles, token_tiles, 1)
-            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, at.row_groups // share)
-            b.op("setp.lt.u32", "has_tile", tile, tiles)
-        with b.fragment("find_tile", "which rows of weights, and which tokens"):
-            inner, outer = (group, token_tile) if at.rows_first else (token_tile, group)
-            count_inner = at.row_groups // share if at.rows_first else token_tiles
-            b.op("div.u32", outer, tile, count_inner)
-            b.op("rem.u32", inner, tile, count_inner)
-            b.op("min.u32", group, group, at.row_groups // share - 1)
-            if share > 1:
-                b.op("mad.lo.u32", group, group, share, rank)
-            b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.tokens)
-        with b.fragment("next_tile"):
-            b.op("add.u32", tile, tile, tile_step)
-            b.op("setp.lt.u32", "more_tiles", tile, tiles)
-        Copier(b, self, at, ring).build(lane, group, token_tile, weight, rank, first_step, steps)
+        tasks.build()
+        counts_first = self.programmatic and not at.rows_first and not self.indirect
+        early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
+        Copier(b, self, at, ring, early, b.known("has_tile") if counts_first else None).build(tasks)
         multiplier = (ScaledMultiplier if self.scaled else Multiplier)(b, self, at, ring)
-        multiplier.build(lane, warp, group, token_tile, weight, first_step, steps)
-        Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
-        b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1)
+        multiplier.build(tasks)
+        if self.stream:
+            Streams(b, self, at, tasks).build(multiplier.sums)
+        results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
+        results(b, self, at, ring, multiplier.sums).build(tasks)
+        b.expose(
+            geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first
+        )
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

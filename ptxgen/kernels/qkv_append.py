@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type

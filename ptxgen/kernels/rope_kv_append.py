@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache_fields import (
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.dtypes import DType, bf16, f16, f32, s8
+from ptxgen.dtypes import dtype as to_dtype
+from ptxgen.idioms import convert, kv_cache
+from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     INDIRECT,
@@ -17,11 +22,6 @@ from ptxgen.attention.cache_fields import (
     given_head_scales,
     head_scales_rules,
 )
-from ptxgen.builder.values import Reg, RegArray
-from ptxgen.dtypes import DType, bf16, f16, f32, s8
-from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
 from ptxgen.kernel import KernelType, Spread, kernel_type

@@ -1,1 +1,1 @@
-"""Lines of texts: where they come from in Python and templates, and how they are shown."""
+"""Lines of texts: where they come from in Python and templates, and the words above them."""

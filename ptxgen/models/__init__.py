@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen import rules
+from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import ConfigWarning, SpecError, brief
 from ptxgen.files.jsonfields import Fields
 from ptxgen.idioms.rope_settings import RopeSettings
@@ -85,12 +86,15 @@ class ModelShape:
         return tuple(found[layer] for layer in range(self.n_layers))
 
 
-def load_config(path: str | Path, max_len: int | None = None, *, strict: bool = False) -> ModelShape:
-    """The shape of the model whose `config.json` lies at `path`; `max_len` replaces its longest context.
+def load_config(
+    path: str | Path, max_len: int | None = None, *, strict: bool = False, kv_dtype: str | None = None
+) -> ModelShape:
+    """The shape of the model whose `config.json` lies at `path`; `max_len` replaces its longest context. `kv_dtype`:
+    what its caches are to hold, where that is known.
 
     Raises `SpecError` naming the file, the key and the value; `strict`: for what is only warned of, too.
     """
-    return model_shape(read_config(path), str(path), max_len, strict=strict)
+    return model_shape(read_config(path), str(path), max_len, strict=strict, kv_dtype=kv_dtype)
 
 
 def read_config(path: str | Path) -> object:
@@ -107,16 +111,21 @@ def read_config(path: str | Path) -> object:
 
 
 def model_shape(
-    config: object, source: str = "config", max_len: int | None = None, *, strict: bool = False
+    config: object,
+    source: str = "config",
+    max_len: int | None = None,
+    *,
+    strict: bool = False,
+    kv_dtype: str | None = None,
 ) -> ModelShape:
     """The shape that a parsed `config.json` describes; `source` names it in errors.
 
-    Issues a `ConfigWarning` for each key that is not known, and for what a kernel does otherwise than the model; with
-    `strict` these are errors.
+    Issues a `ConfigWarning` for each key that is not known, and for what a kernel does otherwise than the model (of a
+    quantised cache, where `kv_dtype` is not its type); with `strict` these are errors.
     """
     read, family = config_fields(config, source)
     shape = _shape(read, str(read.values["model_type"]), family, max_len)
-    for said in config_warnings(config, shape, source):
+    for said in config_warnings(config, shape, source, kv_dtype):
         if strict:
             raise SpecError(said)
         warnings.warn(said, ConfigWarning, stacklevel=2)
@@ -133,14 +142,17 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     values = _text_values(config, outer, source)
     stray = {name: values[name] for name in family.names if name in values}
     keys.check(stray, family.keys, keys.CHANGES, source, None)
-    renamed = {name: values.get(theirs) for name, theirs in family.names.items()}
-    merged = {**family.defaults, **outer.defaults, **values, **renamed, "model_type": config["model_type"]}
+    said = {name: value for name, value in values.items() if name not in family.names}
+    said |= {name: values[theirs] for name, theirs in family.names.items() if theirs in values}
+    merged = {**family.defaults, **outer.defaults, **said, "model_type": config["model_type"]}
     return Fields(merged, source, family.names), family
 
 
-def config_warnings(config: object, shape: ModelShape, source: str = "config") -> Iterator[str]:
-    """What is not known of a config that makes this shape, and what kernels do otherwise than the model: a sentence
-    each, with the key."""
+def config_warnings(
+    config: object, shape: ModelShape, source: str = "config", kv_dtype: str | None = None
+) -> Iterator[str]:
+    """What is not known of a config that makes this shape, and what kernels with a cache of `kv_dtype` do otherwise
+    than the model: a sentence each, with the key."""
     read, family = config_fields(config, source)
     outer = FAMILIES[str(read.values["model_type"])]
     assert isinstance(config, dict)
@@ -149,7 +161,7 @@ def config_warnings(config: object, shape: ModelShape, source: str = "config") -
         yield f"{source}: {name}: is not known (got {brief(config.get(name, read.values.get(name)))})"
     yield from _outer_warnings(config, read, outer, family, shape, source)
     yield from _rope_warnings(read, family, shape)
-    if shape.kv_scheme is not None:
+    if shape.kv_scheme is not None and (kv_dtype is None or to_dtype(kv_dtype).name != shape.kv_scheme.dtype):
         yield (
             f"{source}: kv_cache_scheme: the model's cache is {shape.kv_scheme.dtype} with a scale for each "
             f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it, and takes scales "

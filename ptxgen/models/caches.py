@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ptxgen.attention.cache_fields import PAGE_LAYOUTS, ring_rows
 from ptxgen.dtypes import dtype, f16, s8
 from ptxgen.errors import SpecError
+from ptxgen.idioms.cache_fields import PAGE_LAYOUTS, ring_rows
 from ptxgen.models import LayerKind, ModelShape
 from ptxgen.scales import scale_groups
 

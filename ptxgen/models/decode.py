@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ptxgen.attention.cache_fields import PAGE_LAYOUTS
 from ptxgen.dtypes import DType, bf16, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
+from ptxgen.idioms.cache_fields import PAGE_LAYOUTS
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Formats

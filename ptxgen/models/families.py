@@ -176,9 +176,7 @@ _GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
 
-_GEMMA3_TEXT = Family(
-    layers.PATTERN, scale=BY_QUERY_SCALAR, local_theta="rope_local_base_freq", capped=True, defaults=_GEMMA3
-)
+_GEMMA3_TEXT = Family(layers.PATTERN, scale=BY_QUERY_SCALAR, local_theta="rope_local_base_freq", defaults=_GEMMA3)
 _GEMMA3N_TEXT = Family(
     layers.BUT_EVERY_FIFTH, scale=ONE, local_theta="rope_local_base_freq",
     fixed={"num_kv_shared_layers": 0, "sliding_window_pattern": 5}, defaults=_GEMMA3N,

@@ -7,10 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
+from ptxgen.models.files.modelfile import SCALED_ROWS, rows_of
 from ptxgen.models.program import Part, Tensor
 from ptxgen.models.spec import ModelSpec
 from ptxgen.weights import weight_format
-from ptxgen.weights.format import interleave
+from ptxgen.weights.format import TILE_ROWS, WeightFormat, interleave
+
+SLICE = 16 << 20  # bytes of a packed matrix that are made at a time; that takes up to seven times as many
 
 
 class Info(Protocol):
@@ -42,22 +45,35 @@ def formats_of(source: WeightSource) -> dict[str, str]:
 
 
 def packed(tensor: Tensor, source: WeightSource) -> Iterator[np.ndarray]:
-    """The bytes of a weight in pieces, in order; f32 of a vector. Matrices below one another come one at a time."""
+    """The bytes of a weight in pieces, in order, none much larger than `SLICE`; f32 of a vector, which is one piece."""
     if not tensor.format:
-        yield np.concatenate([np.ravel(_read(source, part)["weight"]) for part in tensor.parts], dtype=np.float32)
+        vectors = [_rows(source.read(part.name)["weight"], part, 0, part.rows) for part in tensor.parts]
+        yield np.concatenate([np.ravel(vector) for vector in vectors], dtype=np.float32)
         return
     format = weight_format(tensor.format)
-    matrices = (format.pack(_read(source, part), part.rows, tensor.cols) for part in tensor.parts)
+    matrices = [_slices(part, source, format, tensor.cols) for part in tensor.parts]
     if tensor.gated:
-        yield interleave(next(matrices), next(matrices), format.records(tensor.parts[0].rows))
+        for first, second in zip(*matrices, strict=True):
+            yield interleave(first, second, len(first) // format.record_bytes(tensor.cols))
     else:
-        yield from matrices
+        for matrix in matrices:
+            yield from matrix
 
 
-def _read(source: WeightSource, part: Part) -> Mapping[str, np.ndarray]:
-    """A tensor's arrays, their rows in the part's order. What belongs to all rows, or to blocks of 128, stays."""
+def _slices(part: Part, source: WeightSource, format: WeightFormat, cols: int) -> Iterator[np.ndarray]:
+    """A matrix, packed some of its rows at a time."""
     arrays = source.read(part.name)
-    if part.pairs is None:
-        return arrays
-    order = part.pairs.order(part.rows)
-    return {name: np.asarray(a)[order] if np.shape(a)[:1] == (part.rows,) else a for name, a in arrays.items()}
+    fits = SLICE // format.record_bytes(cols) * TILE_ROWS
+    each = max(SCALED_ROWS, fits // SCALED_ROWS * SCALED_ROWS)
+    for start in range(0, part.rows, each):
+        stop = min(start + each, part.rows)
+        taken = {name: _rows(array, part, start, stop) for name, array in arrays.items()}
+        yield format.pack(taken, stop - start, cols)
+
+
+def _rows(array: np.ndarray, part: Part, start: int, stop: int) -> np.ndarray:
+    """What belongs to rows `start` to `stop` of a part, in its order; blocks of rows have the same scales in any."""
+    if part.pairs is None or np.shape(array)[:1] != (part.rows,):
+        return rows_of(np.asarray(array), part.rows, start, stop)
+    rows: np.ndarray = array[part.pairs.order(part.rows)[start:stop]]
+    return rows

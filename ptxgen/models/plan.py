@@ -7,16 +7,12 @@ Layers that differ in window or RoPE get kernels of their own; equal specs are o
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
-from ptxgen.export.manifest import FORMAT, spec_fields
-from ptxgen.generator import generate
-from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType, find_kernel_type, supports
 from ptxgen.models import LayerKind, ModelShape
 from ptxgen.models.attention import Attention, program_of
@@ -164,33 +160,3 @@ def _kernels(uses: Iterable[Use], where: Target) -> tuple[Step, ...]:
         lines = (".".join((*of, reason)) if len(of) == 1 else reason for reason, of in refused.items())
         raise SpecError("\n".join(lines))
     return tuple(found.values())
-
-
-def bundle(shape: ModelShape, steps: Iterable[Step], **facts: Any) -> dict[str, str]:
-    """Files by name: the PTX and the manifest of each step, and an index that says what each is for, and `facts`."""
-    files: dict[str, str] = {}
-    entries = []
-    for step in steps:
-        file = golden_file(step.spec, step.target)
-        if file in files:
-            raise SpecError(f"{file}: two kernels of the model have this name; {step.spec!r} is one of them")
-        contract = file.removesuffix(".ptx") + ".json"
-        ptx = generate(step.spec, step.target)
-        files[file] = ptx.text
-        files[contract] = json.dumps(ptx.manifest(), indent=2) + "\n"
-        entries.append(
-            {
-                "role": step.role,
-                "steps": list(step.steps),
-                "in_decode_step": step.in_step,
-                "layers": list(step.layers),
-                "kernel_type": step.spec.kernel_name,
-                "spec": spec_fields(step.spec),
-                "target": step.target.name,
-                "file": file,
-                "manifest": contract,
-            }
-        )
-    index = {"format": FORMAT, "model": dataclasses.asdict(shape), **facts, "kernels": entries}
-    files[INDEX] = json.dumps(index, indent=2) + "\n"
-    return files

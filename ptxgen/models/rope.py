@@ -88,10 +88,12 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
         own = {} if local else given
     scaling = Fields(own, f"{read.source}: {'rope_scaling' if read.table('rope_scaling') else 'rope_parameters'}")
     theta_key, part_key = family.local_theta if slides and family.local_theta else "rope_theta", "partial_rotary_factor"
+    if _is_null(read, theta_key) and scaling.values.get("rope_theta") is None:
+        raise read.error(theta_key, "must be absent, or a number above 1")
     theta = scaling.number("rope_theta", read.number(theta_key, 10000.0, above=1.0), above=1.0)
     if family.rotary is None and scaling.values.get(part_key) not in (None, 1):
         raise scaling.error(part_key, "must be absent or 1: this family rotates whole heads")
-    if family.rotary and part_key in read.values.keys() - read.names and read.values[part_key] is None:
+    if family.rotary and _is_null(read, part_key):
         raise read.error(part_key, f"must be absent for {family.rotary:g}, or a number")
     whole = family.rotary or 1.0
     part = scaling.number(part_key, read.number(part_key, whole, most=1.0) if family.rotary else whole, most=1.0)
@@ -102,6 +104,11 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
     if local:
         return RopeSettings(theta, rotary_dim)
     return SCALINGS[scaling_type(scaling, family)].of(_Asked(scaling, read, theta, rotary_dim, max_len))
+
+
+def _is_null(read: Fields, key: str) -> bool:
+    """Whether a file says null where that is not the same as saying nothing."""
+    return key in read.values and read.values[key] is None
 
 
 def scaling_type(scaling: Fields, family: Family) -> str:

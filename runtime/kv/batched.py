@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ptxgen.attention.cache_fields import PAGE_LAYOUTS
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
+from ptxgen.idioms.cache_fields import PAGE_LAYOUTS
 from ptxgen.models.attention import program_of
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step

@@ -335,7 +335,8 @@ class Model:
         """Tokens after a prompt, one by one, the likeliest or drawn by `sampling`.
 
         Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds `stop`, a
-        string or one of several (whose last token is given); `decode` turns tokens into text. `keep`: the prompt goes
+        string or one of several (whose last token is given); `decode` turns tokens into text (default: the file's
+        tokenizer). `keep`: the prompt goes
         on where the sequence is, which otherwise begins anew.
         """
         if max_new_tokens is not None:
@@ -344,7 +345,9 @@ class Model:
         if "" in stop:
             raise SpecError("Model.tokens: stop strings must not be empty (got '')")
         if stop and decode is None:
-            raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
+            if not hasattr(self.source, "text"):
+                raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
+            decode = self.source.text().decode
         if not keep:
             self.reset()
         found: list[int] = []

@@ -1,5 +1,5 @@
 """Times the choices of a product's tuning job on a GPU: graph nodes back to back, over so many copies of the weights
-that none stays in the L2. Owns the measurement; which choices there are is `ptxgen.tuning.product_jobs`'."""
+that none stays in the L2. Owns the measurement; which choices there are is `ptxgen.tuning_jobs.products`'."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ptxgen.runtime.tools import tuner
 from ptxgen.runtime.tools.choice_kernels import ChoiceKernels
 from ptxgen.targets import Target
 from ptxgen.tuning import ProductChoice
-from ptxgen.tuning.product_jobs import ProductJob
+from ptxgen.tuning_jobs.products import ProductJob
 from ptxgen.weights import weight_format
 
 ROWS = 64  # of a matrix that are drawn; the others repeat them

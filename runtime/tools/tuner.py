@@ -1,6 +1,6 @@
 """Times the choices of a tuning job on a GPU: graph nodes back to back, over so many caches that none stays in the L2.
 
-Owns the measurement; which choices there are is `ptxgen.tuning.jobs`'.
+Owns the measurement; which choices there are is `ptxgen.tuning_jobs.attention`'.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.tools.choice_kernels import ChoiceKernels
 from ptxgen.targets import Target
 from ptxgen.tuning import Choice
-from ptxgen.tuning.jobs import Job
+from ptxgen.tuning_jobs.attention import Job
 
 L2_BYTES = 400e6  # caches in rotation: several times any L2
 MOST_SETS = 400

@@ -13,7 +13,7 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.generator import generate
-from ptxgen.kernel import make_spec
+from ptxgen.kernel import KernelType, kernel_base, make_spec
 from ptxgen.kernels import KvCacheScatter
 from tests.support.kernels import NAMES, TYPES
 
@@ -85,6 +85,24 @@ def test_a_device_file_is_written_to_and_stays(tmp_path: Path) -> None:
     assert os.read(reader, 1 << 20).decode() == generate(SPEC, "sm_80").text
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_a_docstring_may_say_what_two_fields_mean_at_once() -> None:
+    from ptxgen.cli._kernels import field_doc
+
+    @kernel_base
+    class Product(KernelType):
+        """A matrix, of `n`, `k`: rows and columns. `bias`: added."""
+
+        n: int
+        k: int
+        bias: float
+
+    assert [field_doc(Product, name) for name in ("n", "k", "bias")] == [
+        "rows and columns",
+        "rows and columns",
+        "added",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,6 +71,15 @@ def test_requires_names_the_lines_and_judges_a_driver_and_a_gpu(
     assert not found["loads"]["ok"]
 
 
+@pytest.mark.parametrize("name", ["9.0", "9.0a", "sm_90", "sm_90a", "sm90", "compute_90"])
+def test_requires_takes_every_name_of_an_architecture(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kernel.ptx").write_text(generate(SPEC, "sm_90").text)
+    assert invoke(["requires", str(tmp_path / "kernel.ptx"), "--sm", name]) == 0
+    assert capsys.readouterr().out.endswith("compute capability 9.0: loads it\n")
+
+
 def test_requires_of_something_else_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "kernel.ptx"
     file.write_text(generate(SPEC, "sm_90").text.replace("    ret;", "    retreat;"))

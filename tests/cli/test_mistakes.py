@@ -102,7 +102,7 @@ MISTAKES = [
     ("requires text.ptx", "text.ptx:1: a module begins with .version and .target | no ptx"),
     ("requires good.ptx --driver x",
      "Invalid value for '--driver': must be a version such as 12.8: major.minor (got 'x')"),
-    ("requires good.ptx --sm 9", "Invalid value for '--sm': must be a version such as 12.8: major.minor (got '9')"),
+    ("requires good.ptx --sm 9", "Invalid value for '--sm': must be a GPU's architecture, as sm_90 or 9.0 (got '9')"),
     ("requires good.ptx --driver 1.0", "driver: must be 9.0 or newer (got 1.0)"),
     ("replay nonesuch.npz", "Invalid value for 'FILE': File 'nonesuch.npz' does not exist."),
     ("replay array.npz", "array.npz: must be a launch recorded by ptxgen (File is not a zip file)"),

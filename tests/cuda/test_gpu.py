@@ -20,27 +20,10 @@ from ptxgen.runtime.core.diskcache import DiskCache
 from ptxgen.runtime.core.modulecache import ModuleCache
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.load import Loader
-from tests.runtime.test_interop import KINDS
+from tests.support.buffers import KINDS, SCALE
 
 pytestmark = pytest.mark.gpu
 
-SCALE = """.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry scale(.param .u64 x, .param .f32 by, .param .u32 n)
-{
-    .reg .pred %inside; .reg .b32 %i, %cta, %size, %n; .reg .b64 %x; .reg .f32 %value, %by;
-    mov.u32 %i, %tid.x; mov.u32 %cta, %ctaid.x; mov.u32 %size, %ntid.x;
-    mad.lo.u32 %i, %cta, %size, %i;
-    ld.param.u32 %n, [n]; ld.param.f32 %by, [by]; ld.param.u64 %x, [x];
-    setp.lt.u32 %inside, %i, %n;
-    mad.wide.u32 %x, %i, 4, %x;
-    @%inside ld.global.f32 %value, [%x];
-    @%inside mul.f32 %value, %value, %by;
-    @%inside st.global.f32 [%x], %value;
-    ret;
-}
-"""
 # Writes its rank in the cluster; and, `last`, the last byte of its dynamic shared memory after a round trip.
 CLUSTER = """.version 7.8
 .target sm_90

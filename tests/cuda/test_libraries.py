@@ -14,7 +14,7 @@ from ptxgen.dtypes import dtype
 from ptxgen.runtime import Executor
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.cuda.test_gpu import SCALE
+from tests.support.buffers import SCALE
 from tests.support.kv_caches import spoil
 
 pytestmark = pytest.mark.gpu

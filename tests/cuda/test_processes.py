@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.cuda.test_gpu import SCALE
+from tests.support.buffers import SCALE
 
 pytestmark = pytest.mark.gpu
 

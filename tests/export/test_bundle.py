@@ -13,12 +13,13 @@ from ptxgen import SpecError
 from ptxgen.cli._main import invoke
 from ptxgen.export import Part, export
 from ptxgen.export.bundle import bundle_facts, parts
+from ptxgen.export.kernels import bundle
 from ptxgen.export.stubs import c_header
 from ptxgen.generator import generate
 from ptxgen.golden import Goldens
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.models import load_config
-from ptxgen.models.plan import bundle, plan, whole_plan, whole_program
+from ptxgen.models.plan import plan, whole_plan, whole_program
 from ptxgen.models.spec import load_spec
 from tests.support.kernels import GOLDENS, NAMES
 

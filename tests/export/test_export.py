@@ -17,7 +17,6 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.export import export
-from ptxgen.export.manifest import FORMAT, parameter_layout, product, total
 from ptxgen.export.stubs import formula
 from ptxgen.generator import Ptx, generate
 from ptxgen.golden import Case, Goldens
@@ -25,6 +24,7 @@ from ptxgen.kernel import make_spec
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.launch import evaluate
 from ptxgen.parser import parse
+from ptxgen.views.manifest import FORMAT, parameter_layout, product, total
 from tests.support.kernels import GOLDENS, NAMES, TYPES
 
 SPEC = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]

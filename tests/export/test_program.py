@@ -35,9 +35,9 @@ def folder(file: ArrayFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def decoded(folder: Path) -> list[int]:
-    """16 tokens by the script, on the CPU executor."""
-    command = [sys.executable, str(SCRIPT), str(folder), "--token", "1", "--count", "16", "--device", "cpu"]
+def decoded(folder: Path, device: str = "cpu") -> list[int]:
+    """16 tokens by the script."""
+    command = [sys.executable, str(SCRIPT), str(folder), "--token", "1", "--count", "16", "--device", device]
     return [int(word) for word in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
 
 
@@ -45,11 +45,12 @@ def test_a_script_decodes_the_folder_as_the_float64_model_does(file: ArrayFile, 
     assert decoded(folder) == ReferenceModel(file.spec, file.values()).generate([1], 16)
 
 
-def test_a_script_decodes_the_shipped_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_script_decodes_the_shipped_model(where: str, tmp_path: Path) -> None:
     file = open_model(SHIPPED, 128)
     export_program(file, "sm_90", tmp_path / "model", kv_dtype="f32", cubin=False)
     values = {name: file.values(name) for name in file.tensors}
-    assert decoded(tmp_path / "model") == ReferenceModel(file.spec, values).generate([1], 16)
+    assert decoded(tmp_path / "model", where) == ReferenceModel(file.spec, values).generate([1], 16)
 
 
 def test_the_listing_holds_all_that_a_host_needs(folder: Path) -> None:

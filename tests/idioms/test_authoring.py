@@ -15,7 +15,7 @@ from ptxgen.builder import Builder
 from ptxgen.dtypes import f16, f32
 from ptxgen.generator import generate
 from ptxgen.idioms.dot import dot
-from ptxgen.idioms.elements import pieces
+from ptxgen.idioms.elements import pieces, widen
 from ptxgen.idioms.reduce import over_cta, over_warp
 from ptxgen.idioms.row_kernel import RowKernel
 from ptxgen.idioms.rows import RowShare, RowWalk
@@ -124,8 +124,7 @@ class HalfGemv(KernelType):
             for name, base, values in (("w", w, weights), ("x", x, inputs)):
                 parts = pieces(b, f"{name}_words", f16, values, share.vector)
                 walk.load(walk.at(f"{name}_at", base, f16.bytes), parts)
-                for i, part in enumerate(parts):
-                    part.widen(b, values[i * share.vector : (i + 1) * share.vector])
+                widen(b, parts, values)
             dot(b, total, weights, inputs)
             walk.advance("again")
         with b.fragment("finish"):

@@ -18,11 +18,11 @@ from ptxgen.models.families import FAMILIES
 from ptxgen.models.plan import plan
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
-from tests.support.attention_oracle import arguments_of, compare, shape_of, step_of
+from tests.support.attention_oracle import POSITIONS, arguments_of, compare, shape_of, step_of
 from tests.support.config_cases import CASES, LIKE_LLAMA
-from tests.tools import compare_configs
+from tests.tools import compare_configs, fuzz_configs
 from tests.tools.model_configs import CONFIGS
-from tests.tools.record_attention import POSITIONS, RECORD, record
+from tests.tools.record_attention import RECORD, record
 
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
 
@@ -45,6 +45,14 @@ def test_the_models_of_the_documents_table_are_those_of_the_installed_classes() 
     pytest.importorskip("torch", reason="torch is not installed: transformers' models need it")
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert compare_configs.main(str(CONFIGS)) == 0
+
+
+def test_configurations_that_are_changed_at_random_are_refused_or_those_of_the_installed_classes() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: transformers' models need it")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    counts, misread = fuzz_configs.fuzz(seed=1, cases=60)
+    assert misread == []
+    assert counts["equal"] > 20
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "cohere2"])

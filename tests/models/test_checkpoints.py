@@ -14,9 +14,9 @@ import safetensors.numpy
 from ptxgen.errors import FileError
 from ptxgen.models.files import ModelFile, open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 from tests.support.model_files import write_checkpoint, write_folder
-from tests.tools.record_families import PROMPT, RECORD, torch_name
+from tests.tools.record_families import PROMPT, RECORD
 
 RECORDED = dict(np.load(RECORD))
 TIE = 3e-5
@@ -44,6 +44,13 @@ def test_halves_are_the_files_own(dtype: type, format: str, tmp_path: Path) -> N
 def test_one_file_with_its_config_beside_it(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     assert open_model(folder / "model.safetensors").spec == open_model(folder).spec
+
+
+def test_other_weights_beside_the_models_own_are_not_read(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "mistral")
+    expected = open_model(folder).tensors
+    safetensors.numpy.save_file({"layers.0.attention.wk.weight": np.zeros((2, 2))}, folder / "consolidated.safetensors")
+    assert open_model(folder).tensors == expected
 
 
 def test_a_multimodal_models_text_is_read_without_its_eyes(tmp_path: Path) -> None:
@@ -160,6 +167,17 @@ def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> N
     model = open_model(write_folder(tmp_path, config, arrays))
     assert np.array_equal(model.values("layers.0.gate_proj"), weight[:128].astype(np.float32) * 2)
     assert np.array_equal(model.values("layers.0.up_proj"), weight[128:].astype(np.float32) * 3)
+
+
+def test_fused_products_that_share_a_block_of_scales_are_refused(tmp_path: Path) -> None:
+    spec = small_spec("phi3", hidden_size=128, intermediate_size=200)
+    arrays = {torch_name(n): v for n, v in random_weights(spec).items()}
+    at = "model.layers.0.mlp.gate_up_proj."
+    arrays[f"{at}weight"] = arrays[f"{at}weight"].astype(ml_dtypes.float8_e4m3fn)
+    arrays[f"{at}weight_scale_inv"] = np.ones((4, 1), np.float32)
+    config = CONFIGS["phi3"] | {"hidden_size": 128, "intermediate_size": 200}
+    with pytest.raises(FileError, match=r"gate_up_proj.weight \(e4m3_block\): up_proj must begin at a block of 128"):
+        open_model(write_folder(tmp_path, config, arrays))
 
 
 BAD_PARTS: dict[str, Any] = {

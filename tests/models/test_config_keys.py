@@ -60,6 +60,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "unrotated layers of llama": (LLAMA | {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers: must be absent or 0 or"),
     "a scale of llama": (LLAMA | {"attention_multiplier": 0.1}, "attention_multiplier: must be absent: this family"),
     "a cap of llama": (LLAMA | {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping: must be absent: this family"),
+    "a cap of gemma3": (  # which transformers reads and leaves out
+        of("gemma3_text", KV, head_dim=32, attn_logit_softcapping=50.0),
+        "attn_logit_softcapping: must be absent: this family does not cap scores (got 50.0)",
+    ),
     "a window of llama": (LLAMA | {"sliding_window": 64}, "sliding_window: must be absent: this family has no sliding"),
     "a switch for windows": (LLAMA | {"use_sliding_window": True}, "use_sliding_window: must be absent or false"),
     "sliding layers of llama": (
@@ -105,6 +109,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "null for a part of a head": (
         of("glm", KV, head_dim=32, partial_rotary_factor=None),
         "partial_rotary_factor: must be absent for 0.5, or a number (got None)",
+    ),
+    "null for a base": (LLAMA | {"rope_theta": None}, "rope_theta: must be absent, or a number above 1 (got None)"),
+    "null for a base under another name": (
+        of("gpt_neox", hidden_size=128, rotary_emb_base=None), "rotary_emb_base: must be absent, or a number above 1 (",
     ),
     "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in models of"),
     "a window that is text": (of("mistral", KV, sliding_window="4096"), "sliding_window: must be an integer from 1"),
@@ -307,6 +315,13 @@ def test_what_is_done_otherwise_is_warned_of_and_strict_refuses_it(case: str) ->
     with pytest.raises(SpecError) as refused:
         model_shape(config, "here", max_len, strict=True)
     assert str(refused.value) == f"here: {said}"
+
+
+def test_a_quantised_cache_is_warned_of_where_the_kernels_hold_another() -> None:
+    config = LLAMA | {"quantization_config": {"kv_cache_scheme": FP8}}
+    assert model_shape(config, strict=True, kv_dtype="e4m3").kv_scheme == KvScheme("e4m3", "tensor")
+    with pytest.raises(SpecError, match="kv_cache_scheme: the model's cache is e4m3"):
+        model_shape(config, strict=True, kv_dtype="f16")
 
 
 def test_the_command_warns_in_a_sentence_and_strict_is_an_error(

@@ -266,6 +266,10 @@ def test_a_tokenizer_json_that_lies_is_named(tmp_path: Path) -> None:
         path.write_text(lie)
         with pytest.raises(FileError, match=f"tokenizer.json: {said}"):
             json_text_of(tmp_path)
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(FileError, match=r"^[^:]*tokenizer.json: must be at most 64 MiB \(got 67108865 bytes\)"):
+        json_text_of(tmp_path)
     absent = {"SpecialToken": {"id": "absent", "type_id": 0}}
     before = {"type": "TemplateProcessing", "single": [absent], "pair": [absent], "special_tokens": {}}
     for processor in (before, {"type": "Sequence", "processors": [before]}):

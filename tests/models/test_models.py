@@ -127,7 +127,7 @@ def test_a_window_as_long_as_the_cache_is_none() -> None:
 
 def test_absent_and_null_values_take_the_class_defaults() -> None:
     minimal = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
-    shape = model_shape(minimal | {"head_dim": None, "rope_theta": None})
+    shape = model_shape(minimal | {"head_dim": None, "attention_bias": None})
     assert (shape.n_kv_heads, shape.head_dim, shape.dtype) == (32, 64, "bf16")
     assert shape.kinds == (LayerKind("all", (0, 1, 2, 3), 0, RopeSettings(10000.0, 64)),)
 

@@ -14,12 +14,13 @@ from ptxgen.assembler import assemble
 from ptxgen.cli._main import invoke
 from ptxgen.dtypes import f32
 from ptxgen.errors import ConfigWarning
+from ptxgen.export.kernels import bundle
 from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.models import load_config, model_shape
 from ptxgen.models.caches import CacheForm
-from ptxgen.models.plan import bundle, plan, whole_plan
+from ptxgen.models.plan import plan, whole_plan
 from ptxgen.models.spec import load_spec, model_spec
 from ptxgen.targets import target
 from tests.support import sweep

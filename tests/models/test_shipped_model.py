@@ -12,8 +12,7 @@ import pytest
 from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.spec import model_spec
-from tests.support.families import random_weights
-from tests.tools.record_families import torch_name
+from tests.support.families import random_weights, torch_name
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS, TRAIN = EXAMPLES / "models", EXAMPLES / "train"

@@ -230,6 +230,16 @@ def test_a_damaged_vocabulary_is_named(key: str) -> None:
         text_of(fields | {_AT + key: value}, "m.gguf")
 
 
+def test_a_vocabulary_that_would_take_long_is_refused() -> None:
+    fields, _ = pieces()
+    with pytest.raises(FileError, match=r"tokens: must be of at most 65536 characters each \(got 70000\)"):
+        text_of(fields | {f"{_AT}tokens": ["a" * 70_000]} | {f"{_AT}token_type": np.ones(1, np.int32)}, "m.gguf")
+    n = 66_000
+    many = {f"{_AT}tokens": [f"t{i}" for i in range(n)], f"{_AT}token_type": np.full(n, 4, np.int32)}
+    with pytest.raises(FileError, match=r"token_type: must say of at most 65536 tokens .* \(got 66000\)"):
+        text_of(fields | many, "m.gguf")
+
+
 def test_a_merge_of_no_token_and_scores_of_another_length_are_named() -> None:
     fields, _ = trained("gpt-2")
     with pytest.raises(FileError, match=r"tokenizer.ggml.merges: "):

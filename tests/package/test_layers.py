@@ -1,9 +1,10 @@
-"""The runtime's rooms import one another in one direction, and kernels their parts."""
+"""Rooms import one another in one direction: those of every folder, the runtime's in a certain order."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,46 @@ def test_a_room_imports_only_those_before_it(room: str) -> None:
     assert len(modules) > 2
     wrong = [(path.name, name) for path in modules for name in imported(ast.parse(path.read_text())) if name in later]
     assert wrong == []
+
+
+def started(path: Path) -> Iterator[str]:
+    """Modules that are imported when this one is: not in functions, not for annotations."""
+    left: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.Lambda):
+            left += ast.iter_child_nodes(node)
+
+
+def test_no_folder_has_rooms_that_import_each_other_in_a_circle() -> None:
+    """A room of a folder is a module in it, or a folder in it with all that it holds."""
+    package = RUNTIME.parent / "ptxgen"
+    files = {
+        *package.rglob("*.py"),
+        *(package / "runtime" / path.relative_to(RUNTIME) for path in RUNTIME.rglob("*.py")),
+    }
+    imports = {
+        (*path.relative_to(RUNTIME.parent).parent.parts, *((path.stem,) if path.stem != "__init__" else ())): {
+            tuple(name.split(".")) for name in started(path) if name.startswith("ptxgen.")
+        }
+        for path in files
+    }
+    folders = {name[:depth] for name in imports for depth in range(1, len(name))}
+    assert len(folders) > 40
+    for folder in folders:
+        depth = len(folder)
+        rooms: dict[str, set[str]] = {}
+        for name, wanted in imports.items():
+            if name[:depth] == folder and len(name) > depth:
+                others = {other[depth] for other in wanted if other[:depth] == folder and len(other) > depth}
+                rooms.setdefault(name[depth], set()).update(others - {name[depth]})
+        TopologicalSorter(rooms).prepare()  # raises CycleError, which names the circle
 
 
 PARTS = ("attention", "builder", "checks", "idioms", "isa", "parser", "persistent", "products", "spec", "weights")

@@ -9,9 +9,9 @@ import pytest
 from ptxgen.errors import IsaError
 from ptxgen.generator import generate
 from ptxgen.kernel import supports
+from ptxgen.nodes.sizes import parameter_bytes
 from ptxgen.parser import parse
 from ptxgen.requires import explain_load, lowest_version, requirements, spare_suffix
-from ptxgen.spec.sizes import parameter_bytes
 from ptxgen.targets import target
 from tests.support.kernels import NAMES, TYPES, usual_target
 

@@ -15,8 +15,7 @@ from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.core.backend import Copy
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
-from tests.cuda.test_gpu import SCALE
-from tests.runtime.test_interop import KINDS
+from tests.support.buffers import KINDS, SCALE
 
 
 def scaled(device: Device, n: int = 1000, by: float = 2) -> tuple[Buffer, BoundKernel]:

@@ -20,9 +20,8 @@ from ptxgen.runtime.arrays import dlpack
 from ptxgen.runtime.arrays.interop import contiguous, host_array
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
+from tests.support.buffers import KINDS
 from tests.support.fake_cuda import TEXT, Binding, fake_device
-
-KINDS = ["f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64"]
 
 
 @pytest.fixture

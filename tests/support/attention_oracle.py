@@ -11,9 +11,15 @@ import pytest
 from ptxgen.models import ModelShape, model_shape
 from ptxgen.models.plan import Step, plan
 from tests.support.config_cases import Config
-from tests.tools.record_attention import FAR, POSITIONS, drawn
 
+POSITIONS = (0, 1, 2, 3, 4, 5, 6, 1000)
+FAR = POSITIONS[-1]  # of the rotated query that is kept
 LENGTH = len(POSITIONS)
+
+
+def drawn(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """The numbers that stand for q (0), k (1) and v (2)."""
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def shape_of(config: Config, max_len: int | None) -> ModelShape:

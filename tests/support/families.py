@@ -95,3 +95,17 @@ def llama2c(path: Path, rope_theta: float = 10000.0) -> tuple[ModelSpec, dict[st
 def expected_tokens(path: Path) -> list[int]:
     """Greedy tokens of a record beside a checkpoint."""
     return list(json.loads(path.read_text())["tokens"])
+
+
+_PARTS = {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_norm", "k_norm"), "self_attn."),
+          **dict.fromkeys(("gate_proj", "up_proj", "down_proj", "gate_up_proj"), "mlp.")}  # fmt: skip
+
+
+def torch_name(name: str) -> str:
+    """The name in a state dictionary of one of our names."""
+    bias = name.endswith(".bias")
+    stem = name.removesuffix(".bias")
+    if stem == "lm_head":
+        return "lm_head.bias" if bias else "lm_head.weight"
+    *at, last = stem.split(".")
+    return ".".join(["model", *at, _PARTS.get(last, "") + last, "bias" if bias else "weight"])

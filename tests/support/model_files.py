@@ -13,8 +13,7 @@ import safetensors.numpy
 from gguf.quants import quantize
 
 from ptxgen.models.spec import ModelSpec, model_spec
-from tests.support.families import CONFIGS, random_weights, small_spec
-from tests.tools.record_families import torch_name
+from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 
 # GGUF's architecture of a family, and what its metadata cannot say otherwise.
 ARCHS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {

@@ -14,9 +14,9 @@ from pathlib import Path
 from ptxgen.errors import SpecError
 from ptxgen.models.families import FAMILIES
 from ptxgen.models.survey import survey
-from tests.support.attention_oracle import compare, shape_of
+from tests.support.attention_oracle import FAR, compare, shape_of
 from tests.support.config_cases import Config
-from tests.tools.record_attention import FAR, record
+from tests.tools.record_attention import record
 
 THIN = {
     "vocab_size": 32, "intermediate_size": 16, "intermediate_size_mlp": 16, "moe_intermediate_size": 16,

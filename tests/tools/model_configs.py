@@ -31,7 +31,7 @@ ABOUT = (
     "error. `ptxgen doctor --config DIR` prints what is served of every configuration in a folder: served, warned of, "
     "or refused, with the reason.\n",
     "A key that is absent has the default of the family's own class. null is none: as many KV heads as query heads, no "
-    "window, no cap. Sizes must be there.\n",
+    "window, no cap; RoPE's base and part of a head cannot be null. Sizes must be there.\n",
 )
 
 
@@ -66,8 +66,9 @@ def _families() -> Iterator[str]:
     yield (
         "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
         f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
-        "`python -m tests.tools.record_attention`; where torch and transformers are installed (the extra `oracle`) "
-        "the tests ask them again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). "
+        "`python -m tests.tools.record_attention`; where torch is installed, too (the extra `oracle`), the tests ask "
+        "the models again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). Defaults, heads, "
+        "windows and bases are held against the configuration classes themselves, which need no torch. "
         f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "
         f"kernels are served of all families, whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
     )

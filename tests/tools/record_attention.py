@@ -16,17 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.attention_oracle import FAR, POSITIONS, drawn
 from tests.support.config_cases import CASES, Config
 
 RECORD = Path(__file__).parents[1] / "data" / "attention.json"
-POSITIONS = (0, 1, 2, 3, 4, 5, 6, 1000)
-FAR = POSITIONS[-1]  # of the rotated query that is kept
 NAME = "ptxgen_record"
-
-
-def drawn(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """The numbers that stand for q (0), k (1) and v (2)."""
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def observed(config: Config, max_len: int, torch: Any, far: int) -> list[dict[str, Any]]:

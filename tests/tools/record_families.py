@@ -11,23 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 
 RECORD = Path(__file__).parents[1] / "data" / "families.npz"
 PROMPT = (1, 77, 5, 130, 42, 9, 63, 21, 21, 100, 8, 3)
 N_TOKENS = 20
-_PARTS = {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_norm", "k_norm"), "self_attn."),
-          **dict.fromkeys(("gate_proj", "up_proj", "down_proj", "gate_up_proj"), "mlp.")}  # fmt: skip
-
-
-def torch_name(name: str) -> str:
-    """The name in a state dictionary of one of our names."""
-    bias = name.endswith(".bias")
-    stem = name.removesuffix(".bias")
-    if stem == "lm_head":
-        return "lm_head.bias" if bias else "lm_head.weight"
-    *at, last = stem.split(".")
-    return ".".join(["model", *at, _PARTS.get(last, "") + last, "bias" if bias else "weight"])
 
 
 def model_of(family: str, seed: int = 0) -> Any:

@@ -19,10 +19,12 @@ from ptxgen.runtime.tools import tuner
 from ptxgen.runtime.tools.product_timer import ProductTimer
 from ptxgen.runtime.tools.tuner import Timer
 from ptxgen.targets import target
-from ptxgen.tuning import Choice, ProductChoice, Table, jobs, product_jobs, using
-from ptxgen.tuning.jobs import Job, choices, search
-from ptxgen.tuning.outcome import FINALISTS
-from ptxgen.tuning.product_jobs import ProductJob, search_product
+from ptxgen.tuning import Choice, ProductChoice, Table, using
+from ptxgen.tuning_jobs import attention as jobs
+from ptxgen.tuning_jobs import products as product_jobs
+from ptxgen.tuning_jobs.attention import Job, choices, search
+from ptxgen.tuning_jobs.outcome import FINALISTS
+from ptxgen.tuning_jobs.products import ProductJob, search_product
 from tests.support.fake_cuda import Binding, fake_device, running_device
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"

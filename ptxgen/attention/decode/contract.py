@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
+MOST_SHARED_SPLITS = (1 << 16) - 1  # the lower half of a ticket's counter; the upper half has marks of 15 CTAs
+
 
 def problem_rules(problem: Problem) -> Iterator[str]:
     """Why decode's main loops cannot compute a problem: they take one query position of a sequence."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
-from ptxgen.attention.decode.contract import LoopShape, MainLoop, Partials
+from ptxgen.attention.decode.contract import MOST_SHARED_SPLITS, LoopShape, MainLoop, Partials
 from ptxgen.attention.decode.loops.choice import choose
-from ptxgen.attention.decode.merge.ticket import MOST_SHARED_SPLITS
 from ptxgen.errors import SpecError
 from ptxgen.launch import Extent
 from ptxgen.targets import Target

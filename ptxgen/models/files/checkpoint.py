@@ -15,15 +15,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.errors import FileError, brief
-from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
-from ptxgen.models.files.stored import LARGEST_JSON, Stored, read_json
+from ptxgen.files.small_json import LARGEST_JSON, read_json
+from ptxgen.models.files.modelfile import (
+    SCALED_ROWS,
+    Held,
+    ModelFile,
+    Source,
+    TensorInfo,
+    assemble,
+    is_vector,
+    plain,
+    sliced,
+)
+from ptxgen.models.files.stored import Stored
 from ptxgen.models.spec import ModelSpec, model_spec
 
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
 _MOST_SHARDS, _LONGEST_NAME = 1 << 10, 255
-_INDEX = "model.safetensors.index.json"
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
 _BITS = {
@@ -76,6 +87,8 @@ def _shards(path: Path, folder: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     if not (folder / _INDEX).exists():
+        if (folder / _WHOLE).exists():  # beside which some folders hold the same weights under other names
+            return [folder / _WHOLE]
         found = sorted(folder.glob("*.safetensors"))
         if not found:
             raise FileError(f"{folder}: holds no .safetensors file")
@@ -150,7 +163,10 @@ def _held(
             raise FileError(f"{folder}: {whole.name}: must have {sum(rows)} rows (got {whole.info.rows})")
         for index, product in enumerate(_FUSED[last]):
             start = sum(rows[:index])
-            read = sliced(whole.read, whole.info.rows, start, start + rows[index], f"{folder}: {whole.name}")
+            if whole.info.format == "e4m3_block" and start % SCALED_ROWS:
+                where, must = f"{folder}: {whole.name}", f"must begin at a block of {SCALED_ROWS} rows"
+                raise FileError(f"{where} ({whole.info.format}): {product} {must} (got {start})")
+            read = sliced(whole.read, whole.info.rows, start, start + rows[index])
             held[f"{layer}.{product}"] = Held(
                 TensorInfo(whole.info.format, rows[index], whole.info.cols), read, whole.name
             )

@@ -242,7 +242,7 @@ def _held(file: GgufFile, spec: ModelSpec) -> dict[str, Held]:
         start = 0
         for part in ours:
             rows = spec.products()[part.rsplit(".", 1)[-1]][0]
-            reads = sliced(read, info.rows, start, start + rows, f"{file.path}: {tensor.name}")
+            reads = sliced(read, info.rows, start, start + rows)
             held[part] = Held(TensorInfo(info.format, rows, info.cols), reads, tensor.name)
             start += rows
         if start != info.rows:

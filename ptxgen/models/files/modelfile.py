@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
 Source = dict[str, np.ndarray]
+SCALED_ROWS = 128  # that share a scale of e4m3_block
 _SHOWN = 3  # names in an error
 
 
@@ -138,26 +139,19 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def sliced(read: Callable[[], Source], rows: int, start: int, stop: int, path: str) -> Callable[[], Source]:
+def sliced(read: Callable[[], Source], rows: int, start: int, stop: int) -> Callable[[], Source]:
     """Rows `start` to `stop` of a matrix of `rows`: what a family's files fuse is taken apart."""
-
-    def part() -> Source:
-        return {key: _rows_of(array, rows, start, stop, path) for key, array in read().items()}
-
-    return part
+    return lambda: {key: rows_of(array, rows, start, stop) for key, array in read().items()}
 
 
-def _rows_of(array: np.ndarray, rows: int, start: int, stop: int, path: str) -> np.ndarray:
+def rows_of(array: np.ndarray, rows: int, start: int, stop: int) -> np.ndarray:
+    """What of a matrix's array belongs to its rows `start` to `stop`: rows, or scales of blocks of rows, of which
+    `start` begins one."""
     if array.size == 1:  # one scale of the whole tensor
         return array
     if len(array) == rows:
         return array[start:stop]
-    each = -(-rows // len(array))  # rows of a block that share a scale
-    if start % each or (stop % each and stop != rows):
-        raise FileError(
-            f"{path}: parts of {rows} fused rows must begin at a block of {each} rows (got {start}, {stop})"
-        )
-    return array[start // each : -(-stop // each)]
+    return array[start // SCALED_ROWS : -(-stop // SCALED_ROWS)]
 
 
 def plain(raw: np.ndarray, format: str, shape: tuple[int, ...]) -> Source:

@@ -40,15 +40,22 @@ _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Words of capitals and then small letters. llama.cpp takes letters beyond ASCII for both.
+_WORD = r"[^\r\n\p{L}\p{N}]?(?:(?=\p{L})[^a-z])%s(?:(?=\p{L})[^A-Z])%s"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = f"{_WORD % ('*', '+')}|{_WORD % ('+', '*')}|" + r"\p{N}" + _REST
+_SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = f"{_WORD % ('*', '+')}{_SHORT}|{_WORD % ('+', '*')}{_SHORT}|" + r"\p{N}{1,3}" + _REST
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")
 # By `tokenizer.ggml.pre`, as llama.cpp has them.
+_LLAMA3, _QWEN2 = Cut((_CL100K % "{1,3}",), whole_words=True, add_bos=True), Cut((_CL100K % "",))
 CUTS = {
-    "gpt-2": Cut((_GPT2,)),
-    "phi-2": Cut((_GPT2,)),
-    "olmo": Cut((_GPT2,)),
-    "llama-bpe": Cut((_CL100K % "{1,3}",), whole_words=True, add_bos=True),
-    "llama3": Cut((_CL100K % "{1,3}",), whole_words=True, add_bos=True),
-    "dbrx": Cut((_CL100K % "{1,3}",)),
-    "smaug-bpe": Cut((_CL100K % "{1,3}",)),
-    "qwen2": Cut((_CL100K % "",)),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), Cut((_GPT2,))),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut((_CL100K % "{1,3}",))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "smollm": Cut((r"\p{N}", _GPT2)),
+    "tekken": Cut((_TEKKEN,), whole_words=True, add_bos=True),
+    "gpt-4o": Cut((_O200K,)),
+    "default": Cut(_DEFAULT),
 }

@@ -12,6 +12,8 @@ from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces, toke
 
 _AT = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
+# What no vocabulary needs and would take long: the largest have some thousand tokens that are found whole in a text.
+_LONGEST_TOKEN, _MOST_WHOLE = 1 << 16, 1 << 16
 
 
 def text_of(fields: Mapping[str, Any], source: str) -> Text:
@@ -26,6 +28,11 @@ def text_of(fields: Mapping[str, Any], source: str) -> Text:
     types = at.get("token_type", np.ones(len(tokens), np.int32))
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise FileError(f"{source}: {_AT}token_type: must be {len(tokens)} integers (got {brief(types)})")
+    if (longest := max(map(len, tokens))) > _LONGEST_TOKEN:
+        raise FileError(f"{source}: {_AT}tokens: must be of at most {_LONGEST_TOKEN} characters each (got {longest})")
+    if (whole := int(np.isin(types, (_CONTROL, _USER_DEFINED)).sum())) > _MOST_WHOLE:
+        must = f"must say of at most {_MOST_WHOLE} tokens that they are control tokens or the user's"
+        raise FileError(f"{source}: {_AT}token_type: {must} (got {whole})")
     return made(at, tokens, [int(kind) for kind in types], source)
 
 
@@ -54,7 +61,7 @@ def _pieces(at: Mapping[str, Any], tokens: list[str], types: list[int], source: 
 
 
 def _byte_level(at: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Text:
-    name = str(at.get("pre", "gpt-2"))
+    name = str(at.get("pre", "default"))
     cut = bytelevel.CUTS.get(name)
     if cut is None:
         raise FileError(f"{source}: {_AT}pre: must be one of {', '.join(bytelevel.CUTS)} (got {brief(name)})")

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import FileError, brief
-from ptxgen.models.files.stored import read_json
+from ptxgen.files.small_json import read_json
 from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces
 
 _MODEST = 1 << 20  # ids that any file may have
+_LARGEST = 1 << 26  # bytes of tokenizer.json: the largest vocabularies take half of that
 
 
 def text_of(folder: Path) -> Text:
@@ -60,12 +61,15 @@ def _check(path: Path) -> None:
     """Refuse what `tokenizers` ends the process for, or panics over: ids far beyond what the file can list, for which
     it has a table of so many entries, and templates with tokens that they do not define."""
     try:
-        data = path.read_bytes()
+        nbytes = path.stat().st_size
+        data = path.read_bytes() if nbytes <= _LARGEST else b"{}"
         held = json.loads(data)
     except OSError as wrong:
         raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
     except (ValueError, RecursionError) as wrong:
         raise FileError(f"{path}: is no tokenizer ({wrong})") from None
+    if nbytes > _LARGEST:
+        raise FileError(f"{path}: must be at most {_LARGEST >> 20} MiB (got {nbytes} bytes)")
     model, added = (held.get(key) for key in ("model", "added_tokens")) if isinstance(held, dict) else (None, None)
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocab.values()) if isinstance(vocab, dict) else []

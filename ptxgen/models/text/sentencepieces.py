@@ -30,7 +30,7 @@ class SentencePieces:
         """The tokens of a text."""
         if not text:
             return []
-        names = sorted(filter(None, self.whole), key=len, reverse=True)
+        names = sorted((name for name in self.whole if name and name in text), key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
         out: list[int] = []
         begins = True  # a text, and what follows a whole token, begins with a space

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
 from ptxgen.weights.format import TILE_ROWS
 
@@ -18,6 +19,9 @@ PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's
 KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
+MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
+HALVES = 8  # results of 16 bits that a lane stores at once
+HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
@@ -56,7 +60,9 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if few and groups == 1 else 1, share)
+    # where there are CTAs for it, or the next launch's begin beside this one's
+    beside = groups == 1 and (few or (tokens <= MOST_BESIDE and -(-rows // tile_rows) * split > PROCESSORS))
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
 def _split(tiles: int, steps: int) -> int:
@@ -78,10 +84,20 @@ def _smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
     return replace(shape, groups=1) if shape.groups > 1 else None
 
 
+def _halves(spec: PackedProduct, shape: Shape) -> bool:
+    """Whether results are 16-bit numbers that lanes store eight at a time."""
+    if spec.packed_out:
+        return shape.split == 1 and spec.digits == 1
+    return shape.split == 1 and spec.out_dtype != f32 and spec.n % HALVES == 0
+
+
 def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
+    if _halves(spec, shape):
+        together = next((some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0), tokens)
+        return together, RESULT_BUFFERS * 2 * together * records * TILE_ROWS // spec.parts
     together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
@@ -107,6 +123,7 @@ class Geometry:
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
+    halves: bool  # results are 16-bit numbers that lanes store eight at a time
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -121,20 +138,23 @@ class Geometry:
             records = WARPS * shape.groups * shape.blocks
             together, results = _results(spec, tokens, shape, records)
             stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
-            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
+            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
+            least = max(FEWEST * stage, results) if shape.split > 1 else FEWEST * stage + results
             smaller = _smaller(shape, spec)
-            if room >= FEWEST * stage or smaller is None:
+            if room >= least or smaller is None:
                 break
             shape = smaller
         if shape.tiles * shape.blocks * spec.chunks // shape.part % 2:  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
-        stages = min(room // stage, shape.deep, max(FEWEST, steps))
+        ring = room if shape.split > 1 else room - results  # which sums that others add up overwrite
+        stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_SCALED if spec.scaled else MOST_SUMS)[shape.groups]
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, shape.blocks + spec.short_sums, most, exact, together, results, groups,
+            _halves(spec, shape),
         )  # fmt: skip
 
     @property
@@ -182,8 +202,8 @@ class Geometry:
 
     @property
     def early(self) -> int:
-        """Stages whose weights can be asked for before there are tokens."""
-        return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
+        """Stages whose weights can be asked for before there are tokens, where a CTA knows its rows by then."""
+        return min(self.stages, self.steps // self.shape.split)
 
     @property
     def most_turns(self) -> int:
@@ -193,4 +213,5 @@ class Geometry:
     @property
     def shared(self) -> int:
         """Bytes of the ring and of the results."""
-        return self.stages * self.stage_bytes + self.result_bytes
+        ring = self.stages * self.stage_bytes
+        return max(ring, self.result_bytes) if self.shape.split > 1 else ring + self.result_bytes

@@ -17,6 +17,7 @@ from ptxgen.idioms.convert import RUN, scratch
 from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import (
@@ -80,19 +81,12 @@ class Multiplier:
                 for first in range(0, self.spec.chunks, step):
                     yield Part(tile, block, range(first, first + step))
 
-    def build(
-        self,
-        lane: Reg,
-        warp: Reg,
-        group: Reg,
-        token_tile: Reg,
-        weight: Reg,
-        first_step: Reg | None,
-        steps: Reg | int,
-    ) -> None:
-        """All fragments, for `steps` stages from `first_step` on."""
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
         b, at, ring = self.b, self.at, self.ring
-        self.lane, self.token_tile = lane, token_tile
+        warp, group, weight, first_step = tasks.warp, tasks.group, tasks.weight, tasks.first_step
+        lane: Reg = tasks.lane
+        self.lane, self.token_tile = lane, tasks.token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
@@ -102,6 +96,9 @@ class Multiplier:
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
             arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
+            self.peer = lane
+            if tasks.split_rank is not None and at.shape.share > 1:
+                self.peer = b.op("mad.lo.u32", "peer", tasks.split_rank, at.shape.share, lane)
             self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
             self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
@@ -117,7 +114,7 @@ class Multiplier:
                 convert.clear(b, array)
             has_released = b.reg("releases", "pred")
             b.op("setp.ne.u32", has_released, 0, 0)
-            step = b.op("mov.u32", "multiplied_steps", steps)
+            step = b.op("mov.u32", "multiplied_steps", tasks.steps)
         with b.fragment("poll_full"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[0], ring.parity)
         with b.fragment("find_stage", "where the stage's tiles and tokens lie"):
@@ -167,7 +164,7 @@ class Multiplier:
         if self.at.shape.share == 1:
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), self.released[0], pred=pred)
             return
-        theirs = b.op("mapa.shared::cluster.u32", scratch(b, "their_bell", "u32"), self.released, self.lane, pred=pred)
+        theirs = b.op("mapa.shared::cluster.u32", scratch(b, "their_bell", "u32"), self.released, self.peer, pred=pred)
         b.op("mbarrier.arrive.shared::cluster.b64", SINK, theirs[0], pred=pred)
 
     def _owner(self, by: str) -> Reg:

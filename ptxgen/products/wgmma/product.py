@@ -36,6 +36,12 @@ class PackedProduct(Weighted):
     share: int = field(
         default=0, draws=(0, 1, 2), doc="CTAs of neighbouring rows that bring each other tokens; 0: by a table"
     )
+    stream: bool = field(
+        default=False,
+        later=True,
+        draws=lambda drawn: (False, drawn["tokens"] > 64),
+        doc="CTAs share k of all tiles evenly: a result then depends on how many tokens there are",
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     promoted: bool = field(

@@ -17,16 +17,18 @@ from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma.geometry import BANK_PAD, RESULT_BUFFERS, Geometry
 from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
+MOST_TAKEN = 64  # sums of other CTAs that a thread has asked for at once
 OCTET = 8  # tokens of a group of accumulators
 
 
 class Results:
-    """Fragments `begin_results`, and `results`; with split k `leave_sums` and `results`."""
+    """Fragments `begin_results`, and `results`; with split k `leave_sums`, `find_share`, and `add<n>`, `store<n>`."""
 
     def __init__(
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
@@ -37,22 +39,24 @@ class Results:
         self.pitch = 4 * (self.area_rows + BANK_PAD)
         self.part_bytes = self.pitch * at.result_tokens
         self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
-        loads = 1 if self.split else at.result_tokens // self.together
+        loads = 0 if self.split else at.result_tokens // self.together
         self.values = [
             [b.array(f"result{load}_{part}_", "f32", VECTOR) for part in range(at.parts)] for load in range(loads)
         ]
         self.buffer_bytes = at.parts * self.part_bytes
-        self.before = b.array("before", "f32", VECTOR) if spec.residual or self.split else None
+        self.before = b.array("before", "f32", VECTOR) if spec.residual else None
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
-    def build(
-        self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, rank: Reg | None
-    ) -> None:
-        """All fragments; `count`: tokens in all."""
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
         b, at = self.b, self.at
+        thread, lane, warp, split_rank, share_rank = (
+            tasks.thread, tasks.lane, tasks.warp, tasks.split_rank, tasks.share_rank
+        )  # fmt: skip
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
             area = b.op("mov.u32", "results_place", self.ring.memory)
-            b.op("add.u32", area, area, at.stages * at.stage_bytes)
+            if not self.split:
+                b.op("add.u32", area, area, at.stages * at.stage_bytes)
             row = b.op("shr.u32", "result_row", lane, 2)
             self.mine = b.op("and.b32", "leave_at", lane, 3)
             b.op("mul.lo.u32", self.mine, self.mine, 2 * self.pitch)
@@ -81,14 +85,13 @@ class Results:
             self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
-        self.group, self.token_tile, self.count = group, token_tile, count
+        self.group, self.token_tile, self.count = tasks.group, tasks.token_tile, tasks.count
         if self.split:
-            assert rank is not None
+            assert split_rank is not None
             with b.fragment("leave_sums", "this CTA's sums to shared memory"):
                 for octet in range(at.tokens // OCTET):
                     self._leave(octet, octet)
-            with b.fragment("results", "this CTA's share of the rows, added up over the cluster in order"):
-                self._share(thread, rank, area)
+            self._share(thread, split_rank, share_rank, area)
         else:
             b.without("leave_sums")
             with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
@@ -145,36 +148,69 @@ class Results:
         for load, parts in enumerate(self.values):
             self._finish(first + load * self.together, parts)
 
-    def _share(self, thread: Reg, rank: Reg, area: Reg) -> None:
+    def _share(self, thread: Reg, split_rank: Reg, share_rank: Reg | None, area: Reg) -> None:
+        """All loads of a batch are on their way before the first sum is taken."""
         b, at = self.b, self.at
         vectors = at.rows // at.shape.split // VECTOR
-        items, threads = at.tokens * vectors, 32 * at.warps
-        item, there, theirs = b.reg("item", "u32"), b.reg("item_inside", "pred"), b.reg("theirs", "u32")
-        assert self.before is not None
-        for first in range(0, items, threads):
-            b.op("add.u32", item, thread, first)
-            b.op("setp.lt.u32", there, item, items)
-            token, quad = convert.scratch(b, "item_token", "u32"), convert.scratch(b, "item_quad", "u32")
-            b.op("div.u32", token, item, vectors)
-            b.op("rem.u32", quad, item, vectors)
-            b.op("mov.u32", self.token, token)
-            b.op("mad.lo.u32", quad, rank, vectors, quad)
-            b.op("mul.lo.u32", self.column, quad, VECTOR)
-            b.op("mad.lo.u32", self.taken, token, self.pitch, area)
+        passed = 32 * at.warps // vectors  # tokens from one item of a thread to its next
+        assert passed * vectors == 32 * at.warps
+        with b.fragment("find_share", "this CTA's share of the rows, which it adds up over the cluster"):
+            own, quad = split(b, "taken_token_", "taken_quad", thread, vectors)
+            b.op("mov.u32", self.token, own)
+            b.op("mad.lo.u32", self.column, split_rank, vectors, quad)
+            b.op("mul.lo.u32", self.column, self.column, VECTOR)
+            b.op("mad.lo.u32", self.taken, own, self.pitch, area)
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
             self._find_output()
-            b.op("selp.s32", self.left, self.left, 0, there)
-            b.op("and.pred", self.inside, self.inside, there)
-            b.op("selp.b32", self.taken, self.taken, area, there)
-            for peer in range(at.shape.split):
-                b.op("mapa.shared::cluster.u32", theirs, self.taken, peer)
-                for part, values in enumerate(self.values[0]):
-                    got = values if peer == 0 else self.before
-                    convert.load_words(b, got, theirs, part * self.part_bytes, space="shared::cluster")
-                    if peer:
-                        for value, more in zip(values, got, strict=True):
-                            b.op("add.f32", value, value, more)
-            self._finish(0, self.values[0])
+            theirs = b.array("theirs", "u32", at.shape.split)
+            for peer, place in enumerate(theirs):
+                rank: Reg | int = peer
+                if share_rank is not None:
+                    rank = b.op("add.u32", convert.scratch(b, "their_rank", "u32"), share_rank, peer * at.shape.share)
+                b.op("mapa.shared::cluster.u32", place, self.taken, rank)
+        tokens = range(0, at.tokens, passed)
+        batch = max(1, MOST_TAKEN // (VECTOR * at.parts * at.shape.split))
+        got = b.array("got", "f32", VECTOR * at.parts * at.shape.split * min(batch, len(tokens)))
+        shares = []
+        for first in range(0, len(tokens), batch):
+            some = tokens[first : first + batch]
+            with b.fragment(f"add{first // batch}", f"tokens {some[0]} on: sums in the order of ranks") as add:
+                there = self._add(theirs, some, passed, got)
+            with b.fragment(f"store{first // batch}") as store:
+                for index, token in enumerate(some):
+                    if there is not None and token + passed > at.tokens:
+                        b.op("selp.s32", self.left, self.left, 0, there)
+                        b.op("and.pred", self.inside, self.inside, there)
+                    parts = [self._got(got, index, part, 0) for part in range(at.parts)]
+                    self._finish(token, parts)
+            shares.append((add, store))
+        b.expose(shares=shares)
+
+    def _got(self, got: Sequence[Reg], index: int, part: int, peer: int) -> Sequence[Reg]:
+        """What a CTA left of a batch's item."""
+        first = VECTOR * ((index * self.at.parts + part) * self.at.shape.split + peer)
+        return got[first : first + VECTOR]
+
+    def _add(self, theirs: Sequence[Reg], tokens: Sequence[int], passed: int, got: Sequence[Reg]) -> Reg | None:
+        """Load a batch and add it up; where the last item may lie past the tile, whether it does not."""
+        b, at, there = self.b, self.at, None
+        for index, token in enumerate(tokens):
+            if token + passed > at.tokens:
+                there = b.op("setp.lt.u32", "item_there", self.token, at.tokens - token)
+            for part in range(at.parts):
+                for peer, place in enumerate(theirs):
+                    values = self._got(got, index, part, peer)
+                    if there is not None:
+                        convert.clear(b, values)
+                    offset = part * self.part_bytes + token * self.pitch
+                    convert.load_words(b, values, place, offset, space="shared::cluster", pred=there)
+        for index in range(len(tokens)):
+            for part in range(at.parts):
+                total = self._got(got, index, part, 0)
+                for peer in range(1, at.shape.split):
+                    for value, more in zip(total, self._got(got, index, part, peer), strict=True):
+                        b.op("add.f32", value, value, more)
+        return there
 
     def _finish(self, token: int, parts: Sequence[Sequence[Reg]]) -> None:
         """What stands around the product, and the store; `token`: from the lane's first."""

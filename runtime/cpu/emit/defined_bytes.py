@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.flow.symbols import Reg, bits_of
+from ptxgen.runtime.cpu.native.ir import splat, vec
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.emit.definedness import DefinedLanes
     from ptxgen.runtime.cpu.emit.emitter import Emitter
-    from ptxgen.runtime.cpu.flow.flow import Source
+    from ptxgen.runtime.cpu.flow.flow import Op, Source
 
 Planes = tuple[str, ...]  # for each byte of a register, the lanes in which it is defined, as an i32
 ALL = "-1"
@@ -174,10 +175,19 @@ def _select(d: DefinedLanes, reg: Reg) -> Planes | None:
     return _either(d, held, known, left, right)
 
 
+def chooses_first(e: Emitter, op: Op) -> str:
+    """The lanes in which slct takes its first source, as <32 x i1>."""
+    test = op.words[-1]
+    c = e.src(op.operands[3], test)
+    if "ftz" in op.words:
+        return e.c(f"fcmp ogt {vec('float')} {c}, {splat('float', '0xB810000000000000')}")  # -2^-126, the first normal
+    if test == "f32":
+        return e.c(f"fcmp oge {vec('float')} {c}, zeroinitializer")
+    return e.c(f"icmp sge {vec('i32')} {c}, zeroinitializer")
+
+
 def _by_sign(d: DefinedLanes, reg: Reg) -> Planes | None:
     """slct: the source that the third chooses, if that is defined."""
-    from ptxgen.runtime.cpu.emit.families.move import chooses_first
-
     count = bits_of(d.e.op.words[-2]) // 8
     _, a, b, chosen = d.e.op.operands
     left, right, sign = _source(d, a, count), _source(d, b, count), _source(d, chosen, 4)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ptxgen.foreign.map_fields import MAGIC, OFFSET
 from ptxgen.runtime.arrays.tensormap import BEGIN_ALIGN, MAP_BYTES
 from ptxgen.runtime.cpu.native.ir import Code
 from ptxgen.runtime.cpu.native.layout import LAUNCH, THREAD, WARP
-from ptxgen.runtime.cpu.native.tensormap_bytes import MAGIC, OFFSET
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import FAULT_ALIGN, FAULT_ASSERT, FAULT_COORDINATE
 from ptxgen.runtime.cpu.support.mbarrier import checking

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ptxgen.foreign.map_fields import OFFSET
 from ptxgen.runtime.arrays.tensormap import DATA_TYPES, MAP_BYTES
 from ptxgen.runtime.cpu.flow.symbols import bits_of
 from ptxgen.runtime.cpu.native.ir import Code
 from ptxgen.runtime.cpu.native.layout import ASYNC, ASYNC_COPY, ASYNC_OUT, RANK_SHIFT, WARP
-from ptxgen.runtime.cpu.native.tensormap_bytes import OFFSET
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.async_copy import moved_by
 from ptxgen.runtime.cpu.support.atomic import modify

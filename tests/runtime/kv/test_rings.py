@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptxgen import CapacityError, SpecError
-from ptxgen.attention.cache_fields import ring_rows
+from ptxgen.idioms.cache_fields import ring_rows
 from ptxgen.kernels import IncrementalAttention, RopeKvAppend
 from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_device
 from ptxgen.runtime.kv.snapshot import Snapshot

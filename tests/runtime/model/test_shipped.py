@@ -38,8 +38,9 @@ def test_greedy_tokens_are_those_of_the_float64_model(device: Device, kind: str,
     assert model.generate(prompt, COUNT)[len(prompt) :] == expected
 
 
-def test_a_token_in_check_mode_has_no_finding() -> None:
-    model = Model.load(SHIPPED / "kjv-q8_0.gguf", CpuDevice("check"), "f16", max_len=64, chunk=4)
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_token_in_check_mode_has_no_finding(kind: str) -> None:
+    model = Model.load(SHIPPED / f"kjv-{kind}.gguf", CpuDevice("check"), "f16", max_len=64, chunk=4)
     assert model.forward_to_token(model.prefill([1, 2, 3, 4])) >= 0
 
 
@@ -54,6 +55,21 @@ def test_memory_is_within_2_percent_of_what_the_formats_need(kind: str, block_by
     arena = max(plan_arena(p).needed for p in (model.program(), model.program("prefill", model.chunk)))
     need = weights + model.cache.nbytes + arena
     assert need <= held + model.cache.nbytes + model.steps.arena.nbytes <= 1.02 * need
+
+
+def test_a_text_ends_at_a_stop_string() -> None:
+    """The file's own tokenizer says what the tokens are."""
+    model = Model.load(SHIPPED / "kjv-q8_0.gguf", CpuDevice(), "f16", max_len=128)
+    text = model.source.text()
+    prompt = [int(token) for token in text.encode(PROMPT)]
+    whole = text.decode(list(model.tokens(prompt, 40)))
+    for stop in ("LORD", "saying,\n", "of the w"):
+        assert stop in whole
+        found = list(model.tokens(prompt, 40, stop=["absent", stop]))
+        said = text.decode(found)
+        assert stop in said
+        assert stop not in text.decode(found[:-1])
+        assert whole.startswith(said)
 
 
 @pytest.mark.gpu

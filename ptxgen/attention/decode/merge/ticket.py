@@ -13,13 +13,12 @@ part. If not, its mark stays in the counter for the last to find, which then mer
 
 from __future__ import annotations
 
+from ptxgen.attention.decode.contract import MOST_SHARED_SPLITS
 from ptxgen.attention.decode.merge.cluster import Exchange
 from ptxgen.attention.decode.merge.cta import Elements
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms.convert import scratch
-
-MOST_SHARED_SPLITS = (1 << 16) - 1  # the counter's lower half; the upper half has marks of 15 CTAs
 
 
 class Ticket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen import nodes
+from ptxgen.runtime.cpu.emit.defined_bytes import chooses_first
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.llvm_types import integer_vector
 from ptxgen.runtime.cpu.flow.flow import Op
@@ -133,17 +134,6 @@ def slct(e: Emitter, op: Op) -> None:
     whole = integer_vector(bits_of(kind))
     lanes = chooses_first(e, op)
     e.dst(op.operands[0], e.c(f"select {vec('i1')} {lanes}, {whole} {a}, {whole} {b}"), _bits(kind))
-
-
-def chooses_first(e: Emitter, op: Op) -> str:
-    """The lanes in which slct takes its first source, as <32 x i1>."""
-    test = op.words[-1]
-    c = e.src(op.operands[3], test)
-    if "ftz" in op.words:
-        return e.c(f"fcmp ogt {vec('float')} {c}, {splat('float', '0xB810000000000000')}")  # -2^-126, the first normal
-    if test == "f32":
-        return e.c(f"fcmp oge {vec('float')} {c}, zeroinitializer")
-    return e.c(f"icmp sge {vec('i32')} {c}, zeroinitializer")
 
 
 def _bits(kind: str) -> str:

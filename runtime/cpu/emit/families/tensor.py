@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen import nodes
+from ptxgen.foreign.map_fields import ELEMENT_TYPES, MAGIC, OFFSET
 from ptxgen.runtime.cpu.check.made_maps import UNSEEN
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.load_store import address, put
@@ -10,7 +11,6 @@ from ptxgen.runtime.cpu.emit.families.mbarrier import each_lane, shared_window
 from ptxgen.runtime.cpu.flow.flow import Op, Source
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.native.ir import splat, vec
-from ptxgen.runtime.cpu.native.tensormap_bytes import ELEMENT_TYPES, MAGIC, OFFSET
 from ptxgen.runtime.cpu.support.tensor_boxes import DIMENSIONS
 from ptxgen.runtime.cpu.support.tensor_copy import REDUCTIONS
 

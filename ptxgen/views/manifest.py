@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import DType
 from ptxgen.errors import IsaError
 from ptxgen.launch import Extent, Param, capacities_of
-from ptxgen.spec.sizes import variable_bytes
+from ptxgen.nodes.sizes import variable_bytes
 from ptxgen.targets import driver_for_ptx
 
 if TYPE_CHECKING:

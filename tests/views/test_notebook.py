@@ -9,8 +9,8 @@ from pygments.token import Comment, Error, Keyword, Name
 
 from ptxgen import generate
 from ptxgen.kernels import ArgMax
-from ptxgen.lines.highlight import PtxLexer, ptx_as_html
 from ptxgen.runtime import BatchedKvCache, Executor, KvCache, open_device
+from ptxgen.views.highlight import PtxLexer, ptx_as_html
 from tests.support.marks import needs_assembler
 
 

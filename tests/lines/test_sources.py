@@ -193,7 +193,7 @@ def test_the_lines_of_python_are_the_call_and_the_kernel_type_s_own() -> None:
     assert source.code == Place(__file__, first + 1)
     kernel = Path(demo_kernel.__file__)
     assert source.caller == Place(str(kernel), line_of(kernel.read_text(), "self.more(b)"))
-    places = f"tests/builder/test_sources.py:{first + 1} from tests/support/demo_kernel.py:{source.caller.line}"
+    places = f"tests/lines/test_sources.py:{first + 1} from tests/support/demo_kernel.py:{source.caller.line}"
     assert str(source).startswith(f"fragment 'load', {places}, ")
 
 
@@ -212,7 +212,7 @@ def test_paths_are_short_where_they_can_be(tmp_path: Path) -> None:
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 SAYS = (  # kernel, fragment, Python, template, text, finding and line
-    r"^kernel demo, fragment 'load', tests/builder/test_sources\.py:{line} from tests/support/demo_kernel\.py:\d+, "
+    r"^kernel demo, fragment 'load', tests/lines/test_sources\.py:{line} from tests/support/demo_kernel\.py:\d+, "
     r"\S+demo\.ptx\.j2:6"
 )
 

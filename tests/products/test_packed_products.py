@@ -13,7 +13,7 @@ from ptxgen.dtypes import bf16, dtype, e4m3
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import FORMATS
-from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma import geometry, tasks, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -260,6 +260,94 @@ def test_tiles_and_results_that_no_table_takes(
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (300, {"n": 392, "k": 192, "tokens": 128, "tile_rows": 192, "share": 2}),
+        (300, {"n": 392, "k": 1024, "tokens": 256, "programmatic": True}),
+        (150, {"n": 704, "k": 128, "tokens": 96, "tile_rows": 64, "share": 4}),
+        (150, {"n": 704, "k": 128, "tokens": 128, "tile_rows": 256, "bias": True, "activation": "silu"}),
+        (20, {"n": 1064, "k": 512, "tokens": 8, "bias": True, "split": 1}),
+        (20, {"n": 1032, "k": 512, "tokens": 64, "gated": True, "activation": "silu", "split": 1}),
+        (20, {"n": 40, "k": 128, "tokens": 16, "precision": "exact", "split": 1}),
+    ],
+    ids=str,
+)
+def test_rows_of_16_bits_that_leave_eight_at_a_time(
+    mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    spec = PackedGemm(**{"precision": "fast", "out_dtype": "f16", **fields})
+    assert Geometry.of(spec).halves
+    tried(spec, mode, rows, FAST)
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (130, {"n": 392, "k": 1024, "tokens": 128, "split": 2, "share": 2, "out_dtype": "bf16"}),
+        (130, {"n": 700, "k": 1024, "tokens": 256, "split": 4, "share": 2, "residual": True}),
+        (60, {"n": 1000, "k": 2048, "tokens": 64, "split": 2, "share": 4, "tile_rows": 64, "indirect": True}),
+        (96, {"n": 640, "k": 2048, "tokens": 96, "split": 8, "tile_rows": 64, "out_dtype": "bf16"}),
+        (130, {"n": 640, "k": 2048, "tokens": 64, "gated": True, "activation": "silu", "split": 4, "share": 2}),
+        (20, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "packed_out": True, "split": 4}),
+    ],
+    ids=str,
+)
+def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    tried(PackedGemm(precision="fast", programmatic=True, **fields), mode, rows, FAST)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("processors", [4, 7])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (300, {"n": 392, "k": 512, "out_dtype": "bf16", "programmatic": True}),
+        (300, {"n": 392, "k": 512, "tokens": 256, "share": 2, "residual": True, "indirect": True}),
+        (130, {"n": 200, "k": 1024, "tile_rows": 192, "weights": "q8_0", "programmatic": True}),
+        (130, {"n": 256, "k": 1024, "tokens": 96, "gated": True, "activation": "silu", "packed_out": True}),
+        (130, {"n": 256, "k": 1024, "tokens": 96, "weights": "e4m3_block", "x_dtype": "e4m3"}),
+        (100, {"n": 130, "k": 1024, "tokens": 96, "precision": "exact"}),
+    ],
+    ids=str,
+)
+def test_k_of_all_tiles_is_shared_out(
+    mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    spec = PackedGemm(**{"precision": "fast", "tokens": 128, "stream": True, **fields})
+    tried(spec, mode, rows, FAST)
+    clear_cache()
+
+
+def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 3)
+    spec = PackedGemm(392, 512, tokens=128, precision="fast", stream=True)
+    device = CpuDevice()
+    values = spec.example(np.random.default_rng(0), rows=300)
+    given = device.zeros((3, Geometry.of(spec).warps), "u32")
+    arrays = {name: value if name == "n_rows" else device.array(value) for name, value in values.items()}
+    bound = device.load(spec, WHERE).bind(**arrays, given=given)
+    for _ in range(2):
+        bound.launch()
+        device.synchronize()
+        assert not given.numpy().any()
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("indirect", [False, True])
+def test_bands_of_tokens(mode: str, indirect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(tasks, "BAND", 256)
+    tried(PackedGemm(392, 128, tokens=128, precision="fast", programmatic=True, indirect=indirect), mode, 700, FAST)
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
 def test_192_rows_exactly(mode: str) -> None:
     tried(PackedGemm(200, 256, tokens=64, tile_rows=192), mode, 70, 2 * EXACT)
 
@@ -310,7 +398,7 @@ BYTE = {"x_dtype": "e4m3", "precision": "fast", "weights": "e4m3"}
         ({"tile_rows": 192, "gated": True, "activation": "silu"}, r"a gated product has 128 or 256 \(got 192"),
         ({"out_dtype": "bf16", "residual": True}, r"out_dtype: with residual it is f32 \(got bf16"),
         ({"out_dtype": "e4m3"}, "out_dtype: must be one of f32, bf16, f16"),
-        ({"share": 2, "tokens": 128, "split": 2}, "share: CTAs that share k share no tokens"),
+        ({"share": 4, "tokens": 64, "split": 4}, r"share: with split at most 8 CTAs \(got share=4, .* nearest: 2"),
         ({"share": 8, "tokens": 128}, "share: must be one of 0, 1, 2, 4"),
         ({"gated": True, "tokens": 8}, "gated: needs an activation"),
         ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
@@ -346,6 +434,13 @@ def test_the_first_weights_are_asked_for_before_the_producer_is_waited_for() -> 
     before, after = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)
     assert before.count("@%has_record cp.async.bulk") == Geometry.of(spec).early > 0
     assert "%brings_tokens" in after
+
+
+@pytest.mark.parametrize("indirect", [False, True])
+def test_with_many_tokens_only_where_their_number_is_known(indirect: bool) -> None:
+    spec = PackedGemm(256, 1024, tokens=128, precision="fast", programmatic=True, indirect=indirect)
+    before = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)[0]
+    assert before.count("@%has_record cp.async.bulk") == (0 if indirect else Geometry.of(spec).early)
 
 
 @pytest.mark.parametrize("name", FORMATS)

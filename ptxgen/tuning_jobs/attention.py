@@ -9,7 +9,7 @@ from ptxgen.attention.decode.plan import Plan, chip_name, chip_of, choice_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.targets import Target
 from ptxgen.tuning import Choice, Row, fixed, using
-from ptxgen.tuning.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
+from ptxgen.tuning_jobs.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
 
 _WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
 _WARPS = (2, 4, 6, 8, 12, 16)

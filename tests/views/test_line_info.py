@@ -14,10 +14,10 @@ from ptxgen.cli._main import invoke
 from ptxgen.errors import SpecError
 from ptxgen.generator import Ptx
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter, RmsNorm, Rope
-from ptxgen.lines.lineinfo import annotated, with_line_info
 from ptxgen.lines.sources import has_line_info, origin
 from ptxgen.runtime import open_device
 from ptxgen.runtime.cuda.load import Loader
+from ptxgen.views.lineinfo import annotated, with_line_info
 from tests.support.fake_cuda import Binding, fake_device
 from tests.support.marks import needs_assembler
 

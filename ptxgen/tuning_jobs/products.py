@@ -11,7 +11,7 @@ from ptxgen.kernels import Gemv
 from ptxgen.products.geometry import Runs
 from ptxgen.targets import Target
 from ptxgen.tuning import ProductChoice, Row, fixed, using
-from ptxgen.tuning.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
+from ptxgen.tuning_jobs.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
 from ptxgen.weights import weight_format
 
 _WARPS = (4, 8, 12, 16, 20)

@@ -1,0 +1,71 @@
+"""The part of docs/engines.md that says how fast transformers' models decode and read prompts with our attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.report.rows import runs
+from benchmarks.report.selection import commit_of
+from benchmarks.transformers_attention import BATCHES, DEPTHS, IMPLS, ratios, table
+
+MARKS = ("<!-- transformers: written by python -m benchmarks.performance -->", "<!-- end of transformers -->")
+KINDS = {
+    "graph": "steps in a graph",
+    "eager": "steps over a cache that grows",
+    "prompt": "prompts",
+}
+
+
+def newest() -> list[dict[str, Any]]:
+    """The rows of the last run that decoded at every depth and batch beside all peers."""
+    wanted = {(kind, d, b, impl) for kind in ("graph", "eager") for d in DEPTHS for b in BATCHES for impl in IMPLS}
+
+    def measured(rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+        return {(*row["case"].values(), row["impl"]) for row in rows if "tokens_per_s" in row}
+
+    return [rows for rows in runs("transformers_attention").values() if wanted <= measured(rows)][-1]
+
+
+def engines() -> str:
+    """The section, without its heading."""
+    return "\n".join(_lines())
+
+
+def standing() -> str:
+    """The same in a sentence, for the README."""
+    found = ratios(newest())
+    least_to_most = {
+        kind: f"{min(of):.2f} to {max(of):.2f}"
+        for kind in KINDS
+        if (of := [ratio for case, ratio in found.items() if case[0] == kind])
+    }
+    return (
+        "In Hugging Face transformers, a model of the shape of Llama 3.2 1B takes a step from a CUDA graph at "
+        f"{least_to_most['graph']} times the rate of the better of `sdpa` and FlashAttention 2, over depths of 512 to "
+        f"32768 positions and 1 to 32 sequences; eager steps {least_to_most['eager']}, prompts "
+        f"{least_to_most['prompt']} ([all of them](docs/engines.md#how-fast)).\n"
+    )
+
+
+def _lines() -> Iterator[str]:
+    rows = newest()
+    found = ratios(rows)
+    yield (
+        f"Tokens per second on an {rows[0]['device']} of a model of the shape of Llama 3.2 1B in bf16 with random "
+        f"weights, torch 2.11, transformers 5.17 (`python -m benchmarks.transformers_attention`), all in one process "
+        f'and in turns. {commit_of(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
+        'step over a cache that grows, as it is; "prompt": a whole prompt. "fa2" is torch\'s FlashAttention 2 without '
+        "a mask, told by the host how many keys count, which transformers does not do for static caches. "
+        '"ours / best" is the median of the turns\' own quotients.\n'
+    )
+    yield table(rows) + "\n"
+    for kind, said in KINDS.items():
+        of = {case[1:]: ratio for case, ratio in found.items() if case[0] == kind}
+        if of:
+            least, most = min(of, key=of.__getitem__), max(of, key=of.__getitem__)
+            yield (
+                f"- {said}: {of[least]:.3f} of the best ({least[1]} × {least[0]} positions) to {of[most]:.3f} "
+                f"({most[1]} × {most[0]})"
+            )
+    yield ""

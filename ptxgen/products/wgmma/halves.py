@@ -1,0 +1,234 @@
+"""From accumulators to 16-bit outputs: a warpgroup's change places in shared memory, some tokens at a time.
+
+Every warp has all tokens of few outputs. `stmatrix` leaves a token's outputs next to each other, in pieces of eight;
+each thread takes pieces up, beside the next thread's in memory. Piece p of token r lies at p ^ (r mod 8), so that
+neither meets a bank twice. Two buffers take turns: one barrier of the warpgroup a round is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.dtypes import f32
+from ptxgen.idioms import convert
+from ptxgen.idioms.activation import activate
+from ptxgen.idioms.threads import split
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
+from ptxgen.weights.format import TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+PIECE = 8  # outputs of 16 bytes
+OCTET = 8  # tokens of a group of accumulators
+THREADS = 32 * WARPS
+
+
+class HalfResults:
+    """Fragments `begin_results`, `find_output`, and `leave<n>` and `take<n>` of every round."""
+
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
+    ) -> None:
+        self.b, self.spec, self.at, self.ring, self.sums = b, spec, at, ring, sums
+        self.rows = at.rows // at.shape.groups  # outputs of a warpgroup
+        self.pitch = 2 * self.rows
+        self.pieces = self.rows // PIECE
+        self.blocks = at.shape.blocks // at.parts
+        self.buffer_bytes = at.result_tokens * self.pitch
+        self.at_once = THREADS // self.pieces  # tokens that the warpgroup takes up with one load
+        self.loads = max(1, at.result_tokens // self.at_once)
+        self.words = b.array("result_word", "b32", 4)
+        self.taken = b.array("taken_word", "b32", 4 * self.loads)
+        self.dtype = spec.out_dtype
+        self.bias = b.array("bias_value", "f32", 2 * self.blocks) if spec.bias else None
+
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
+        b, at = self.b, self.at
+        with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):
+            self._begin(tasks.thread, tasks.lane, tasks.warp)
+        with b.fragment("find_output", "the thread's first token and its outputs"):
+            self._find(tasks.group, tasks.token_tile, tasks.count)
+        rounds = []
+        for first in range(0, at.tokens, at.result_tokens):
+            number = first // at.result_tokens
+            with b.fragment(f"leave{number}", f"tokens {first} on: results to shared memory") as leave:
+                self._leave(first)
+            with b.fragment(f"take{number}", "and from there to the output") as take:
+                self._take(first)
+            rounds.append((leave, take))
+        meets = self.meeting, THREADS
+        b.expose(result_rounds=rounds, result_meeting=meets, meets_last=len(rounds) % RESULT_BUFFERS > 0)
+
+    def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
+        b, at = self.b, self.at
+        area = b.op("add.u32", "results_place", b.op("mov.u32", "ring_of_results", self.ring.memory),
+                    at.stages * at.stage_bytes)  # fmt: skip
+        own_group = b.op("shr.u32", "own_group", warp, 2)
+        b.op("mad.lo.u32", area, own_group, RESULT_BUFFERS * self.buffer_bytes, area)
+        self.meeting = b.op("add.u32", "meeting", own_group, 1)
+        b.note("lanes 0 to 7 name the places of tokens 0 to 7 in the first piece, the next eight in the second")
+        token = b.op("and.b32", "left_token", lane, 7)
+        piece = b.op("bfe.u32", "left_piece", lane, 3, 1)
+        in_group = b.op("and.b32", "warp_in_group", warp, WARPS - 1)
+        b.op("mad.lo.u32", piece, in_group, 2 * self.blocks, piece)
+        b.op("xor.b32", piece, piece, token)
+        more = b.op("shr.u32", "left_octet", lane, 4)
+        b.op("mad.lo.u32", token, more, OCTET, token)
+        self.leave_at = b.array("leave_at", "u32", self.blocks)
+        b.op("mad.lo.u32", self.leave_at[0], token, self.pitch, area)
+        for block in reversed(range(self.blocks)):
+            own = b.op("xor.b32", convert.scratch(b, "piece_of_block", "u32"), piece, 2 * block)
+            b.op("mad.lo.u32", self.leave_at[block], own, 2 * PIECE, self.leave_at[0])
+        b.note("neighbouring threads take neighbouring pieces")
+        of_group = b.op("and.b32", "thread_of_group", thread, THREADS - 1)
+        self.token, piece = split(b, "taken_token", "taken_piece", of_group, self.pieces)
+        self.column = b.op("mul.lo.u32", "taken_column", piece, PIECE)
+        b.op("mad.lo.u32", self.column, own_group, self.rows, self.column)
+        turned = b.op("and.b32", "taken_turn", self.token, 7)
+        b.op("xor.b32", turned, turned, piece)
+        there = b.op("min.u32", "token_there", self.token, at.result_tokens - 1)
+        self.take_at = b.op("mad.lo.u32", "take_at", there, self.pitch, area)
+        b.op("mad.lo.u32", self.take_at, turned, 2 * PIECE, self.take_at)
+        self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
+        self.left, self.stores = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
+        self._begin_output(piece)
+        if self.bias is not None:
+            self.bias_from = b.ld_param("bias")
+            self.bias_row = b.op("shr.u32", "bias_row", lane, 2)
+            b.op("mad.lo.u32", self.bias_row, warp, TILE_ROWS * self.blocks, self.bias_row)
+
+    def _begin_output(self, piece: Reg) -> None:
+        """What the output asks for, of a thread that takes `piece` up."""
+        self.row_bytes = self.dtype.bytes * self.spec.n
+
+    def _find(self, group: Reg, token_tile: Reg, count: Reg) -> None:
+        b, spec, at = self.b, self.spec, self.at
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.token)
+        column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows, self.column)
+        self._find_place(token_tile, row, column)
+        b.op("sub.s32", self.left, count, row)
+        inside = self.inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
+        if self.at_once > at.result_tokens:
+            b.op("setp.lt.and.u32", inside, self.token, at.result_tokens, inside)
+        b.op("selp.s32", self.left, self.left, 0, inside)
+        if self.bias is not None:
+            row = b.op("mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows, self.bias_row)
+            place = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), row, f32.bytes, self.bias_from)
+            convert.clear(b, self.bias)
+            there = convert.scratch(b, "bias_there", "pred")
+            for index, value in enumerate(self.bias):
+                b.op("setp.lt.u32", there, row, max(0, spec.n - OCTET * index))
+                b.op("ld.global.nc.f32", value, place[f32.bytes * OCTET * index], pred=there)
+
+    def _find_place(self, token_tile: Reg, row: Reg, column: Reg) -> None:
+        """Where the thread's first piece goes: of token `row`, from `column` on."""
+        b = self.b
+        b.op("mad.wide.u32", self.to, row, self.row_bytes, self.out)
+        b.op("mad.wide.u32", self.to, column, self.dtype.bytes, self.to)
+
+    def _buffer(self, first: int) -> int:
+        """Where the results of tokens from `first` on are left."""
+        return first // self.at.result_tokens % RESULT_BUFFERS * self.buffer_bytes
+
+    def _leave(self, first: int) -> None:
+        b, at = self.b, self.at
+        step = min(2 * OCTET, at.result_tokens)
+        words = self.words[: step // 4]
+        for token in range(first, first + at.result_tokens, step):
+            for block in range(self.blocks):
+                b.note(f"tokens {token} to {token + step - 1}, block {block}", after=convert.RUN)
+                for index, word in enumerate(words):
+                    self._finish(word, token // OCTET + index // 2, index % 2, block)
+                place = self.leave_at[block][self._buffer(first) + (token - first) * self.pitch]
+                b.op(f"stmatrix.sync.aligned.m8n8.x{len(words)}.trans.shared.b16", place, tuple(words))
+
+    def _finish(self, word: Reg, octet: int, half: int, block: int) -> None:
+        """Two tokens' results of an output, with what stands around the product."""
+        b, spec = self.b, self.spec
+        first = 4 * octet + 2 * half
+        values = self.sums[block * self.at.parts][first : first + 2]
+        if self.bias is not None:
+            for value in values:
+                b.op("add.f32", value, value, self.bias[2 * block + half])
+        if spec.activation:
+            activate(b, spec.activation, values)
+        if spec.gated:
+            for value, factor in zip(values, self.sums[block * self.at.parts + 1][first : first + 2], strict=True):
+                b.op("mul.f32", value, value, factor)
+        convert.pack(b, (word,), values, self.dtype)
+
+    def _take(self, first: int) -> None:
+        b, at = self.b, self.at
+        pieces = [self.taken[4 * load : 4 * load + 4] for load in range(self.loads)]
+        for load, piece in enumerate(pieces):
+            self._load(piece, self._buffer(first) + load * self.at_once * self.pitch)
+        for load, piece in enumerate(pieces):
+            b.op("setp.gt.s32", self.stores, self.left, first + load * self.at_once)
+            self._store(piece)
+            passed = self.at_once if load + 1 < self.loads else at.result_tokens - load * self.at_once
+            if first + at.result_tokens < at.tokens or load + 1 < self.loads:
+                b.op("add.u64", self.to, self.to, self.row_bytes * passed)
+
+    def _load(self, piece: Sequence[Reg], offset: int) -> None:
+        convert.load_words(self.b, piece, self.take_at, offset, space="shared")
+
+    def _store(self, piece: Sequence[Reg]) -> None:
+        convert.store_words(self.b, self.to, piece, pred=self.stores)
+
+
+class HalfTiles(HalfResults):
+    """The same into tiles as `tokens.py` has them: a chunk's columns 4t and 4t + 1 in its first piece, 4t + 2 and
+    4t + 3 in the second. Tokens from the last on are zero, as PackTokens has them."""
+
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
+    ) -> None:
+        super().__init__(b, spec, at, ring, sums)
+        self.dtype = spec.x_dtype
+        self.other = b.array("other_word", "b32", 4)
+
+    def _begin_output(self, piece: Reg) -> None:
+        b = self.b
+        self.row_bytes = packed.ROW_BYTES
+        self.block_bytes = self.at.tokens * packed.ROW_BYTES
+        self.second = b.reg("second_piece", "pred")
+        odd = b.op("and.b32", "piece_of_chunk", piece, 1)
+        b.op("setp.ne.u32", self.second, odd, 0)
+        b.note("both pieces of a chunk: this thread's columns are in both")
+        b.op("mul.lo.u32", odd, odd, 2 * PIECE)
+        b.op("xor.b32", self.take_at, self.take_at, odd)
+        self.other_at = b.op("xor.b32", "take_other_at", self.take_at, 2 * PIECE)
+
+    def _find_place(self, token_tile: Reg, row: Reg, column: Reg) -> None:
+        b = self.b
+        b.op("mad.wide.u32", self.to, token_tile, packed.blocks(self.spec.n) * self.block_bytes, self.out)
+        place = b.op("shr.u32", convert.scratch(b, "out_block", "u32"), column, 6)
+        b.op("mad.wide.u32", self.to, place, self.block_bytes, self.to)
+        b.op("mad.wide.u32", self.to, self.token, packed.ROW_BYTES, self.to)
+        turned = b.op("and.b32", convert.scratch(b, "out_turned", "u32"), self.token, packed.GROUP - 1)
+        b.op("bfe.u32", place, column, 3, 3)
+        b.op("xor.b32", place, place, turned)
+        b.op("mad.wide.u32", self.to, place, 2 * PIECE, self.to)
+
+    def _load(self, piece: Sequence[Reg], offset: int) -> None:
+        b = self.b
+        super()._load(piece, offset)
+        convert.load_words(b, self.other, self.other_at, offset, space="shared")
+        first, second, third, fourth = piece
+        b.op("selp.b32", first, second, first, self.second)
+        b.op("selp.b32", second, fourth, third, self.second)
+        b.op("selp.b32", third, self.other[1], self.other[0], self.second)
+        b.op("selp.b32", fourth, self.other[3], self.other[2], self.second)
+
+    def _store(self, piece: Sequence[Reg]) -> None:
+        for word in piece:
+            self.b.op("selp.b32", word, word, 0, self.stores)
+        convert.store_words(self.b, self.to, piece, pred=self.inside)

@@ -1,0 +1,174 @@
+"""Which tile a CTA works on next, and which part of k: of whole tiles in turn, or of an even share of all k.
+
+Tiles of many tokens go in bands, so that neighbouring CTAs have rows of weights or tokens in common. Where k is shared
+evenly (`stream`), a CTA begins and ends within tiles; `streams.py` has what becomes of their sums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.ring import Ring
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+MOST_ROWS = 1 << 24
+MOST_UNITS = 1 << 30  # steps of all tiles that CTAs share out: weeks of work
+BAND = 2048  # tokens whose tiles run side by side
+
+
+class Tasks:
+    """Fragments `locate`, `count`, `find_tile`, `next_tile`: the first tile, how many there are, where each lies.
+
+    `thread`, `lane`, `warp`; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
+    `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
+    of it; `count`: tokens in all.
+    """
+
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
+        self.b, self.spec, self.at = b, spec, at
+        self.share_rank: Reg | None = None
+        self.split_rank: Reg | None = None
+        self.first_step: Reg | None = None
+        self.steps: Reg | int = at.steps
+        self.clusters = at.row_groups // at.shape.share  # that take all rows
+
+    def locate(self, ring: Ring) -> None:
+        """The fragment `locate`; the ring's mbarriers are made in it."""
+        b, at = self.b, self.at
+        split, share = at.shape.split, at.shape.share
+        with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
+            thread = self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            self.lane = b.op("and.b32", "lane", thread, 31)
+            warp = self.warp = b.op("shr.u32", "warp", thread, 5)
+            b.op("setp.ge.u32", "is_copier", warp, at.warps)
+            b.op("setp.eq.u32", "copies_stages", warp, at.warps)
+            tile = self.tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
+            self.tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
+            if split * share > 1:
+                rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
+                b.op("div.u32", tile, tile, split * share)
+                self.share_rank, self.split_rank = (rank if share > 1 else None), (rank if split > 1 else None)
+            if share > 1 and split > 1:
+                self.share_rank = b.op("rem.u32", "share_rank", rank, share)
+                self.split_rank = b.op("div.u32", "split_rank", rank, share)
+            if share > 1:
+                b.op("div.u32", self.tile_step, self.tile_step, share)
+            if self.split_rank is not None:
+                self._split(self.split_rank)
+            ring.make(thread)
+            self.weight = b.ld_param("weight")
+            self.group, self.token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
+            if at.rows_first:
+                b.op("rem.u32", self.group, tile, self.clusters)
+                self._own_group()
+            if self.spec.stream:
+                self.cluster = b.op("min.u32", "cluster", tile, at.most_turns - 1)
+                self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
+
+    def _split(self, rank: Reg) -> None:
+        """The part of k of one of the CTAs that share it."""
+        b, at = self.b, self.at
+        first = self.first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
+        b.op("div.u32", first, first, at.shape.split)
+        steps = self.steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
+        b.op("div.u32", steps, steps, at.shape.split)
+        b.op("sub.u32", steps, steps, first)
+
+    def _own_group(self) -> None:
+        """Rows of the CTA, of those of the cluster."""
+        if self.share_rank is not None:
+            self.b.op("mad.lo.u32", self.group, self.group, self.at.shape.share, self.share_rank)
+
+    def build(self) -> None:
+        """The other fragments."""
+        b, spec, at = self.b, self.spec, self.at
+        tile = self.tile
+        with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
+            if spec.indirect:
+                count = b.reg("tokens", "s32")
+                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
+            else:
+                count = b.ld_param("n_rows")
+            count = self.count = b.op("max.s32", "tokens_counted", count, 0)
+            b.op("min.s32", count, count, MOST_ROWS)
+            token_tiles = self.token_tiles = b.op("add.u32", "token_tiles", count, spec.tokens - 1)
+            b.op("div.u32", token_tiles, token_tiles, spec.tokens)
+            if at.rows_first:
+                b.op("max.u32", token_tiles, token_tiles, 1)
+            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, self.clusters)
+            if spec.stream:
+                self._find_range(tiles)
+            else:
+                b.op("setp.lt.u32", "has_tile", tile, tiles)
+        with b.fragment("find_tile", "which rows of weights, and which tokens"):
+            if spec.stream:
+                self._find_part()
+            self._find_tile()
+        with b.fragment("next_tile"):
+            if spec.stream:
+                b.op("add.u32", self.unit, self.unit, self.steps)
+                b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+            else:
+                b.op("add.u32", tile, tile, self.tile_step)
+                b.op("setp.lt.u32", "more_tiles", tile, tiles)
+
+    def _find_tile(self) -> None:
+        b, at, tile = self.b, self.at, self.tile
+        group, token_tile = self.group, self.token_tile
+        if at.rows_first:
+            b.op("div.u32", token_tile, tile, self.clusters)
+            b.op("rem.u32", group, tile, self.clusters)
+        else:
+            b.note("bands of tokens: those of a band pass all rows of weights before the next band's")
+            most = max(1, BAND // self.spec.tokens)
+            band = b.op("div.u32", "band", tile, most * self.clusters)
+            first = b.op("mul.lo.u32", "first_of_band", band, most)
+            wide = b.op("sub.u32", "tiles_of_band", self.token_tiles, first)
+            b.op("min.u32", wide, wide, most)
+            b.op("max.u32", wide, wide, 1)
+            in_band = b.op("mul.lo.u32", "tile_in_band", band, most * self.clusters)
+            b.op("sub.u32", in_band, tile, in_band)
+            b.op("div.u32", group, in_band, wide)
+            b.op("rem.u32", token_tile, in_band, wide)
+            b.op("add.u32", token_tile, token_tile, first)
+        b.op("min.u32", group, group, self.clusters - 1)
+        self._own_group()
+        b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.spec.tokens)
+
+    # -- an even share of all k ----------------------------------------------------------------------------------------
+
+    def _find_range(self, tiles: Reg) -> None:
+        """Steps of all tiles, one tile's after the other's, are dealt out in runs of the same length, or one more."""
+        b, clusters = self.b, self.tile_step
+        units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
+        self.run = b.op("div.u32", "run", units, clusters)
+        left = self.longer = b.op("mul.lo.u32", "longer_runs", self.run, clusters)
+        b.op("sub.u32", left, units, left)
+        b.op("min.u32", self.run, self.run, MOST_UNITS // self.at.most_turns)
+        self.unit, self.end = b.reg("unit", "u32"), b.reg("last_unit", "u32")
+        self.find_end(self.unit, self.cluster)
+        after = b.op("add.u32", "next_cluster", self.cluster, 1)
+        self.find_end(self.end, after)
+        b.op("setp.lt.u32", "has_tile", self.unit, self.end)
+
+    def find_end(self, out: Reg, clusters: Reg) -> None:
+        """Where the runs of the first `clusters` clusters end."""
+        b = self.b
+        b.op("min.u32", out, clusters, self.longer)
+        b.op("mad.lo.u32", out, clusters, self.run, out)
+
+    def _find_part(self) -> None:
+        b, at, first, steps = self.b, self.at, self.first_step, self.steps
+        assert first is not None
+        assert isinstance(steps, Reg)
+        b.op("div.u32", self.tile, self.unit, at.steps)
+        b.op("mul.lo.u32", first, self.tile, at.steps)
+        b.op("sub.u32", first, self.unit, first)
+        b.op("sub.u32", steps, self.end, self.unit)
+        left = b.op("sub.u32", "steps_left", at.steps, first)
+        b.op("min.u32", steps, steps, left)

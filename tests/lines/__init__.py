@@ -1,0 +1,1 @@
+"""Tests of where lines come from, and of the words above them."""

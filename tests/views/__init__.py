@@ -1,0 +1,1 @@
+"""Tests of texts as they are shown."""
