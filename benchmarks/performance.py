@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import host_time
-from benchmarks.cases.prefill import SHAPES
+from benchmarks.cases.prefill import is_alone
 from benchmarks.report import decode_document, engines_document, model_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
@@ -40,7 +40,6 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
 
 PREFILL = {
     "ptxgen": "ours, wgmma",
-    "ptxgen-unmeasured": "ours, batches by tensor maps",
     "ptxgen-sm_90": "ours, mma.sync of sm_90",
     "ptxgen-sm_80": "ours, mma.sync",
     "sdpa-flash": "FlashAttention 2 (torch)",
@@ -54,7 +53,7 @@ ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the cas
 
 def is_prompt(row: Mapping[str, Any]) -> bool:
     """Whether a row is of a causal prompt alone, of the heads that all are measured on."""
-    return row["case"].keys() == ALONE and row["case"]["head_dim"] in {dim for *_, dim in SHAPES}
+    return is_alone(row["case"])
 
 
 def prefill() -> Iterable[str]:

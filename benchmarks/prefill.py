@@ -6,12 +6,11 @@
     python -m benchmarks.prefill --report [--run ID]   the table of the last run, or of one run
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
-checked against float32 on rows spread over the sequence. `ptxgen-unmeasured` has the plans that nothing chooses yet,
-`ptxgen-sm_80` is the text for sm_80, on mma.sync (over e4m3 `ptxgen-sm_90` is its like). Of keys and values of 8 bits
-a peer has their values in 16. A batch is one launch of ours, and of torch's a launch a sequence; a
-peer that knows no pages has the same keys in rows. No backend of SDPA takes a chunk's mask but flash: "sdpa-cudnn, no
-mask" lets every token see all keys, which is as much work. FlashInfer compiles a module for every head_dim, for
-minutes: only those of `--flashinfer` are asked for.
+checked against float32 on rows spread over the sequence. `ptxgen-sm_80` is the text for sm_80, on mma.sync, of prompts
+alone; `ptxgen-sm_90` is its like over 8 bits. Of keys and values of 8 bits a peer has the values in 16. A batch is one
+launch of ours, and of torch's a launch a sequence; a peer that knows no pages has the same keys in rows. No backend of
+SDPA takes a chunk's mask but flash: "sdpa-cudnn, no mask" lets every token see all keys, which is as much work.
+FlashInfer compiles a module for every head_dim, for minutes: only those of `--flashinfer` are asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.prefill import GROUPS, LENGTHS, SHAPES, Case, Inputs, cases, sequences
+from benchmarks.cases.prefill import GROUPS, LENGTHS, SHAPES, Case, Inputs, cases, is_alone, sequences
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
 from benchmarks.report.sentence import in_a_sentence
@@ -36,6 +35,7 @@ from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention
 
 ROUNDS = 6
+FEWER_ROUNDS = 3  # of cases other than prompts alone
 SPAN = 0.03  # seconds of a reading
 WORKSPACE = 384 << 20  # bytes that FlashInfer's batches take
 READING = 2e-3  # seconds of a graph, about
@@ -233,7 +233,7 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
 
     calls, outs = [], []
     for each in inputs.sets:
-        q = torch.cat([q[0].transpose(0, 1) for q, _, _ in each])
+        q = torch.cat([q[0].transpose(0, 1) for q, _, _ in each]).contiguous()  # that of one keeps its strides
         outs.append(torch.full_like(q, math.nan))
         k, v = (cache([rows[x] for rows in each]) for x in (1, 2))
         calls.append(loaded.bind(q=q, k=k, v=v, out=outs[-1], **given))
@@ -245,11 +245,21 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
     return Ready(calls, result, loaded.close)
 
 
+def only(fits: Callable[[Case], bool], prepare: Prepare) -> Prepare:
+    """An implementation of some cases."""
+
+    def prepared(inputs: Inputs) -> Ready:
+        if not fits(inputs.case):
+            raise Declined
+        return prepare(inputs)
+
+    return prepared
+
+
 IMPLEMENTATIONS: dict[str, Prepare] = {
     "ptxgen": ours(),
-    "ptxgen-unmeasured": ours(unmeasured=True),
-    "ptxgen-sm_80": ours("sm_80"),
-    "ptxgen-sm_90": ours("sm_90"),
+    "ptxgen-sm_80": only(is_alone, ours("sm_80")),
+    "ptxgen-sm_90": only(lambda case: "kv_dtype" in case, ours("sm_90")),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
     "sdpa-cudnn, no mask": sdpa("CUDNN_ATTENTION", masked=False),
@@ -331,7 +341,7 @@ def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -
     graphs = {impl: captured(each, inputs) for impl, each in ready.items()}
     times: dict[str, list[float]] = {impl: [] for impl in graphs}
     seconds = case.get("seconds")
-    for number in range(1 if seconds else ROUNDS):
+    for number in range(1 if seconds else ROUNDS if is_alone(case) else FEWER_ROUNDS):
         for impl in random.Random(number).sample(list(graphs), len(graphs)):
             times[impl].append(sustained(*graphs[impl], seconds) if seconds else reading(*graphs[impl]))
     for impl, each in ready.items():

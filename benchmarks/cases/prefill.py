@@ -45,12 +45,17 @@ def _of(group: str, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any
         yield sum(UNEQUAL), {"lengths": list(UNEQUAL)}
     elif group == "8 bits":
         for more in ({"kv_dtype": "e4m3"}, {"kv_dtype": "s8"}, {"kv_dtype": "e4m3", "fp8": True}):
-            yield from ((n, more) for n in SOME)
+            yield from ((n, more) for n in SOME[1:])
     elif group == "paged":
         yield from ((sum(n), {"lengths": list(n), "page_size": 16}) for n in ((8192,), UNEQUAL))
 
 
-GROUPS = ("prompts", "chunk", "paged", "unequal", "not causal", "head_dim 256", "8 bits", "sustained")
+GROUPS = ("prompts", "chunk", "paged", "unequal", "head_dim 256", "sustained", "8 bits", "not causal")
+
+
+def is_alone(case: Case) -> bool:
+    """Whether a case is a causal prompt alone, of the heads that all are measured on."""
+    return case.keys() == {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"} and case["head_dim"] != WIDE[2]
 
 
 def sequences(case: Case) -> list[tuple[int, int]]:

@@ -19,7 +19,6 @@ from ptxgen.attention.prefill.wgmma.tile import (
     ROWS,
     WgmmaTile,
     adapts,
-    by_maps,
     runs_on_wgmma,
     tile_of,
 )
@@ -83,12 +82,11 @@ class MultiHeadAttention(KernelType):
     sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
     and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
     in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is a
-    multiple of 16 up to 256 (192 over batches, rings and 8 bits). `head_scales`: e4m3 keys and values count times
+    multiple of 16 up to 256 (192 over rings and 8 bits). `head_scales`: e4m3 keys and values count times
     `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
     scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
     multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
-    then some 1 to 3 % off, in the 2-norm. `unmeasured` (sm_90a): K and V of batches and pages by tensor maps, for
-    head_dim up to 256; correct on the CPU executor, and no GPU has timed it: nothing chooses it by itself.
+    then some 1 to 3 % off, in the 2-norm.
     """
 
     bundled_as = "prefill"
@@ -115,10 +113,6 @@ class MultiHeadAttention(KernelType):
     ring: int = field(default=0, like=RING_ROWS)
     programmatic: bool = False
     head_scales: bool = field(default=False, like=HEAD_SCALES)
-    unmeasured: bool = field(
-        default=False, later=True, silent="another plan for the same results",
-        doc="K and V of batches and pages by tensor maps, on sm_90a: no GPU has timed it",
-    )  # fmt: skip
     fp8: bool = field(
         default=False, later=True,
         doc="on sm_90a queries become e4m3, a scale a row, and meet e4m3 keys as they are",
@@ -144,7 +138,7 @@ class MultiHeadAttention(KernelType):
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r"_batched.* fence .*mbarrier_init": "does not matter: no copy engine, so the barrier behind it does the same",
         r"_batched.* fence .*proxy\.async": "does not matter: a fence behind another wait for the same threads' copies",
-        r"unmeasured.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
+        r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
     }
     goldens = (
@@ -173,7 +167,6 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
-        dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, unmeasured=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, layout="heads", heads_inside=2, lse=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=48),
         dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, fp8=True),
@@ -232,9 +225,6 @@ class MultiHeadAttention(KernelType):
         yield from programmatic_rules(self.programmatic, target)
         if self.fp8 and not runs_on_wgmma(self.prefill, target):
             yield f"fp8: needs sm_90a and a head_dim of at most 192 (got {target}, head_dim={self.head_dim})"
-        takes_maps = self.batched and runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)
-        if self.unmeasured and not takes_maps:
-            yield f"unmeasured: a plan for batches on wgmma, not for this (got {target}; nearest: False)"
 
     @property
     def attention(self) -> Attention:
@@ -281,7 +271,7 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.indirect, self.lse, self.unmeasured, self.fp8)
+        return Prefill(self.attention, self.indirect, self.lse, self.fp8)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""

@@ -194,10 +194,9 @@ def converts(prefill: Prefill) -> bool:
 
 
 def by_maps(prefill: Prefill) -> bool:
-    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: rings, what is converted,
-    and pages and batches, whose sequences end at different keys, but with `unmeasured`."""
-    cache = prefill.attention.cache
-    return not cache.ring and not converts(prefill) and (not cache.batched or prefill.unmeasured)
+    """Whether K and V come as boxes of tensor maps; else a thread moves 16 bytes at a time: in rings, and what is
+    converted."""
+    return not prefill.attention.cache.ring and not converts(prefill)
 
 
 def adapts(prefill: Prefill) -> bool:
