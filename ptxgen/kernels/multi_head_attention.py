@@ -136,8 +136,6 @@ class MultiHeadAttention(KernelType):
         r" arrival .*%(q_barrier\+80|k_barrier\+16|v_barrier\+48)": "does not matter: nothing waits for it any more",
         r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
-        r"_batched.* fence .*mbarrier_init": "does not matter: no copy engine, so the barrier behind it does the same",
-        r"_batched.* fence .*proxy\.async": "does not matter: a fence behind another wait for the same threads' copies",
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
     }
