@@ -47,8 +47,6 @@ TESTS = {
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
     "ptxgen/models/packing.py": ("tests/models/test_packing.py",),
-    "ptxgen/models/files/gguf_header.py": ("tests/models/test_gguf_files.py", "tests/models/test_hostile_files.py"),
-    "ptxgen/models/text/json_file.py": ("tests/models/test_text.py", "tests/models/test_hostile_files.py"),
     "runtime/model/timing.py": ("tests/runtime/model/test_profile.py",),
     "ptxgen/checks/__init__.py": _CHECKS,
     "ptxgen/checks/access.py": _CHECKS,

@@ -85,6 +85,7 @@ class TokenColumns(Columns):
         for digit in range(layout.DIGITS):
             own = self.digit[CHUNKS * digit : CHUNKS * (digit + 1)]
             convert.load_words(b, own, at[0], place + 512 * digit, space="shared")
+        b.note(f"{8 * group} to {8 * group + 7} of the tokens", after=2 * convert.RUN)
         for first in range(0, CHUNKS, count):
             a = tuple(self.a[2 * first : 2 * (first + count)])
             for digit in range(layout.DIGITS):
