@@ -15,6 +15,7 @@ import pytest
 from ptxgen.errors import CapacityError, FileError, PtxgenError, SpecError
 from ptxgen.models.files import open_model
 from ptxgen.models.spec import model_spec
+from ptxgen.models.text.json_file import _of_tokenizers
 from ptxgen.models.text.json_file import text_of as json_text_of
 from ptxgen.models.text.llama2c import text_of
 from ptxgen.runtime import Model
@@ -276,6 +277,18 @@ def test_a_tokenizer_json_that_lies_is_named(tmp_path: Path) -> None:
         path.write_text(json.dumps(json.loads(good) | {"post_processor": processor}))
         with pytest.raises(FileError, match=r"must define the special tokens that it puts \(got 'absent'\)"):
             json_text_of(tmp_path)
+
+
+def test_a_panic_of_tokenizers_is_an_error_and_other_ends_are_not() -> None:
+    """pyo3 raises it as no Exception; Ctrl-C is none either, and stays what it is."""
+    panic = type("PanicException", (BaseException,), {})
+    with (
+        pytest.raises(FileError, match=r"^t: is no tokenizer \(no entry found for key\)$"),
+        _of_tokenizers("t: is no tokenizer"),
+    ):
+        raise panic("no entry found for key\nand more")
+    with pytest.raises(KeyboardInterrupt), _of_tokenizers("t"):
+        raise KeyboardInterrupt
 
 
 def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:

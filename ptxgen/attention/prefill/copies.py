@@ -63,6 +63,15 @@ class Spread:
         return self.chunks % self.lanes != 0
 
 
+@dataclass
+class Last:
+    """Predicates of the last passes: that the thread's chunk exists, its row, or both; None where all do."""
+
+    chunk: Reg | None = None
+    row: Reg | None = None
+    both: Reg | None = None
+
+
 class RowCopy:
     """Copies of `rows` rows of `dim` elements of type `source` into rows of type `target` in shared memory.
 
@@ -74,7 +83,7 @@ class RowCopy:
         self.elements = 4 if source == target == f32 else 8
         self.spread = Spread.best(dim // self.elements, rows, threads)
         self.pitch = pitch(dim * target.bytes)
-        self._has: dict[str, Reg] = {}  # predicates of the last passes, by what they ask for
+        self.has = Last()
 
     @property
     def direct(self) -> bool:
@@ -98,13 +107,13 @@ class RowCopy:
         chunk = b.op("and.b32", scratch(b, f"{name}_chunk", "u32"), thread, s.lanes - 1)
         if s.spare_lanes:
             last = s.chunks - (s.column_passes - 1) * s.lanes
-            self._has["chunk"] = b.op("setp.lt.u32", scratch(b, f"{name}_has_chunk", "pred"), chunk, last)
+            self.has.chunk = b.op("setp.lt.u32", scratch(b, f"{name}_has_chunk", "pred"), chunk, last)
         if s.spare_rows:
             has_row, left = scratch(b, f"{name}_has_row", "pred"), s.rows - (s.row_passes - 1) * s.rows_per_pass
-            self._has["row"] = b.op("setp.lt.s32", has_row, row, left)
+            self.has.row = b.op("setp.lt.s32", has_row, row, left)
             if s.spare_lanes:
                 both = scratch(b, f"{name}_has_both", "pred")
-                self._has["both"] = b.op("and.pred", both, self._has["chunk"], has_row)
+                self.has.both = b.op("and.pred", both, self.has.chunk, has_row)
         return row, chunk
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
@@ -119,8 +128,9 @@ class RowCopy:
         for column in range(s.column_passes):
             last_rows = s.spare_rows and row_pass == s.row_passes - 1
             last_lanes = s.spare_lanes and column == s.column_passes - 1
-            word = "both" if last_rows and last_lanes else "row" if last_rows else "chunk"
-            yield column, self._has[word] if last_rows or last_lanes else None
+            of_rows = self.has.both if last_lanes else self.has.row
+            of_lanes = self.has.chunk if last_lanes else None
+            yield column, of_rows if last_rows else of_lanes
 
     def place(self, to: Place, row_pass: int, column: int) -> Addr:
         """Where a pass's chunk goes in shared memory; `to` is the place of this thread's first chunk."""

@@ -99,7 +99,7 @@ class Results:
                 self._leave_some(0)
                 for first in range(0, at.tokens, at.result_tokens):
                     self._round(first)
-                if at.result_tokens == at.tokens:
+                if at.tokens // at.result_tokens % RESULT_BUFFERS:
                     b.op("bar.warp.sync", -1, note="before the next tile's are left there")
 
     def _leave(self, octet: int, place: int, first: int = 0) -> None:
@@ -176,7 +176,7 @@ class Results:
             some = tokens[first : first + batch]
             with b.fragment(f"add{first // batch}", f"tokens {some[0]} on: sums in the order of ranks") as add:
                 there = self._add(theirs, some, passed, got)
-            with b.fragment(f"store{first // batch}") as store:
+            with b.fragment(f"store{first // batch}", f"tokens {some[0]} on: finished, and to memory") as store:
                 for index, token in enumerate(some):
                     if there is not None and token + passed > at.tokens:
                         b.op("selp.s32", self.left, self.left, 0, there)

@@ -283,6 +283,33 @@ def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
     assert apart[0] < 0.02 < apart[1] < 0.2, apart
 
 
+@pytest.mark.parametrize("format", ["q4_k", "q6_k"])
+def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
+    """Prompts and batches have the float64 model's tokens, with "fast" precision too: up to eight rows are exact."""
+    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    spec = small_spec("llama", **changes)
+    file = ArrayFile(spec, random_weights(spec), format)
+    reference = ReferenceModel(spec, file.values())
+    model = Model(file, device, "f32", chunk=8)
+    ops = model.program("prefill", 8).ops
+    assert {"pack_digits", "digit_gemm"} <= {op.spec.kernel_name for op in ops}
+    assert not {"gemm", "rms_norm"} & {op.spec.kernel_name for op in ops}
+    want = reference.generate(PROMPT, N_TOKENS)
+    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
+    for precision in ("exact", "fast"):
+        whole = Model(file, device, "f32", chunk=1, precision=precision, weights=model.weights)
+        batch = whole.batch(slots=3)
+        found = {}
+        for slot in range(3):
+            at, token = batch.join(PROMPT)
+            assert at == slot
+            found[slot] = [token]
+        while len(found[0]) < N_TOKENS:
+            for slot, token in batch.step().items():
+                found[slot].append(token)
+        assert found == dict.fromkeys(range(3), want)
+
+
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)

@@ -36,7 +36,7 @@ class SwizzledCopy(RowCopy):
 
     def take(self, other: SwizzledCopy) -> None:
         """The same threads in the same places as another copy that has been aimed."""
-        self._has = other._has
+        self.has = other.has
 
     def place(self, to: Place, row_pass: int, column: int) -> Addr:
         """A pass over rows skips a multiple of 8, so the swizzle stays; a pass over columns skips all rows."""
