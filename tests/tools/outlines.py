@@ -69,6 +69,11 @@ def outlines() -> tuple[Outline, ...]:
         Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **llama, **bf16)),
         Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16)),
         Outline(
+            "prefill_wgmma_ring",
+            "sm_90a",
+            MultiHeadAttention(head_dim=64, **llama, **bf16, max_len=4096, window=1000, ring=1024),
+        ),
+        Outline(
             "prefill_wgmma_e4m3", "sm_90a", MultiHeadAttention(head_dim=128, **llama, kv_dtype="e4m3", max_len=4096)
         ),
         Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **one, max_len=4096, batched=True)),

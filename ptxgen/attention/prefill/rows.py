@@ -21,6 +21,7 @@ class Rows:
     """
 
     past_the_end = False
+    k_scale: Reg  # of the KV head's keys, where the scores' factor has it
 
     def __init__(self, b: Builder, spec: Prefill, rows: int, keys: int) -> None:
         self.b, self.spec, self.rows, self.keys = b, spec, rows, keys

@@ -204,8 +204,8 @@ class Softmax:
                 self.over_lanes("max.f32", largest, other)
             if self.plain:
                 b.note("scale log2 e")
-                for row, largest in enumerate(self.tile_max):
-                    b.op("mul.f32", largest, largest, self.factor_of(row))
+                for number, largest in enumerate(self.tile_max):
+                    b.op("mul.f32", largest, largest, self.factor_of(number))
 
     def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
         """Reduce over the lanes that share a row; every lane gets the same bits."""
