@@ -1,13 +1,15 @@
-"""Products of one to 64 tokens with packed weights: Gemv and Gemm beside cuBLAS (bf16) and the read of the weights.
+"""Products of one to 64 tokens with packed weights: Gemv, Gemm and DigitGemm beside cuBLAS (bf16) and the read of the
+weights.
 
     python -m benchmarks.products                       measure on a GPU, print, append rows
     python -m benchmarks.products --weights q4_k,bf16 --tokens 1,8 --shapes 4096x4096
     python -m benchmarks.products --report [--run ID]   the table of the last run, or of one
 
 Every call is a node of a CUDA graph over weights that exceed the L2. `programmatic`: the same chain launched
-programmatically. `fma`: Gemv as it is before sm_80. `floor`: only reading the bytes of the weights, between sizes that
-were measured. `error` is ‖got − wanted‖ / ‖wanted‖ against float64, over all outputs: a matrix repeats the packed
-records of its first 64 rows.
+programmatically. `fma`: Gemv as it is before sm_80. Several tokens go through DigitGemm where it takes the format, x
+packed by PackDigits, whose own time is `pack_us`; else through Gemm. `floor`: only reading the bytes of the weights,
+between sizes that were measured. `error` is ‖got − wanted‖ / ‖wanted‖ against float64, over all outputs: a matrix
+repeats the packed records of its first 64 rows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernel import supports
-from ptxgen.kernels import Gemm, Gemv, gemv
+from ptxgen.kernels import DigitGemm, Gemm, Gemv, PackDigits, digit_gemm, gemv
+from ptxgen.products.bytes import layout
+from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format, weight_formats
 
 SHAPES = (
@@ -35,7 +39,7 @@ SHAPES = (
 )  # fmt: skip
 FEW_SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (2048, 2048))
 ONE_TOKEN = ("bf16", "e4m3_block", "q8_0", "q4_k", "int4_g128")
-MORE_TOKENS = ("bf16", "e4m3_channel", "q4_k", "int4_g128")
+MORE_TOKENS = ("bf16", "e4m3_channel", "q4_k", "q6_k", "int4_g128")
 FLOORS = tuple(int(1e6 * 2**n) for n in range(11))
 PATTERN = 64  # rows that are packed; the others repeat them
 Case = dict[str, Any]
@@ -84,7 +88,7 @@ def measure(run: Run, case: Case, target: str) -> None:
 
     m, n, k = case["m"], case["n"], case["k"]
     weights = Weights(case["weights"], n, k)
-    spec = Gemv(n, k, case["weights"]) if m == 1 else Gemm(n, k, case["weights"])
+    spec = product_of(m, n, k, case["weights"], target)
     x = torch.randn(m, k, device="cuda")
     wanted = weights.product(x)
     for impl in ("ptxgen", "programmatic", "fma") if m == 1 and (n, k) in FEW_SHAPES else ("ptxgen",):
@@ -94,6 +98,16 @@ def measure(run: Run, case: Case, target: str) -> None:
                 run.add(case, impl, **_timed(chosen, weights, x, wanted, target))
     shown = {row["impl"]: (row["us"], row["error"]) for row in run.rows if row["case"] == case}
     print(case, shown, flush=True)
+
+
+def product_of(m: int, n: int, k: int, weights: str, target: str) -> Gemv | Gemm | DigitGemm:
+    """What a step multiplies so many exact rows with."""
+    if m == 1:
+        return Gemv(n, k, weights)
+    takes = weights in digit_gemm.FORMATS and k % layout.UNIT == 0
+    if takes and parse_target(target).includes_any(("sm_90",)):
+        return DigitGemm.best(m, n=n, k=k, weights=weights)
+    return Gemm(n, k, weights)
 
 
 @contextmanager
@@ -112,11 +126,18 @@ def _without_tensor_cores() -> Iterator[None]:
 def _timed(spec: Any, weights: Weights, x: Any, wanted: Any, target: str) -> dict[str, float]:
     import torch
 
-    from benchmarks.gpu import Loaded, graph_us, sets_for
+    from benchmarks.gpu import Loaded, graph_us, sets_for, shape_of
 
     m = x.shape[0]
     loaded = Loaded(generate(spec, target), rows=m)
     given = {} if isinstance(spec, Gemv) else {"n_rows": m}
+    more = {}
+    if isinstance(spec, DigitGemm):
+        packing = Loaded(generate(PackDigits(spec.k), target), rows=m)
+        digits = torch.zeros(shape_of(packing.ptx, "out", {"rows": m}), dtype=torch.uint8, device="cuda")
+        pack = packing.bind(x=x, out=digits, n_rows=m)
+        pack()
+        x, more = digits, {"pack_us": graph_us([pack] * 20)}
     out = torch.full((m, spec.n), torch.nan, device="cuda")
     loaded.bind(x=x, weight=weights.packed, out=out, **given)()
     torch.cuda.synchronize()
@@ -126,7 +147,7 @@ def _timed(spec: Any, weights: Weights, x: Any, wanted: Any, target: str) -> dic
     calls = [loaded.bind(x=x, weight=copy, out=out, **given) for copy in copies]
     us = graph_us(calls * max(1, 20 // len(calls)))
     loaded.close()
-    return {"us": us, "bytes": nbytes, "tbs": nbytes / us / 1e6, "error": error}
+    return {"us": us, "bytes": nbytes, "tbs": nbytes / us / 1e6, "error": error, **more}
 
 
 def cublas(run: Run, m: int, n: int, k: int) -> None:

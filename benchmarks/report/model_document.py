@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import decode_step, packed_products, products, prompt, step_ops
+from benchmarks import decode_step, e4m3_products, packed_products, products, prompt, step_ops
 from benchmarks.report.decode import table
 from benchmarks.report.rows import load, runs
 from benchmarks.report.selection import (
@@ -21,9 +21,10 @@ from benchmarks.report.selection import (
 
 
 def tokens() -> str:
-    """A token of whole models beside llama.cpp in one run: a table of the empty cache, then a sentence on batches."""
+    """A token of whole models beside llama.cpp: a table of the empty cache, then a sentence on batches."""
     cases: dict[tuple[str, int, int], dict[str, float]] = {}
-    for row in newest_rows("decode_step"):
+    elsewhere = rows_elsewhere("decode_step", "llama.cpp", "ptxgen")
+    for row in [*newest_rows("decode_step"), *elsewhere]:
         case = row["case"]
         if case["weights"] == "q4_k_m":
             cases.setdefault((case["model"], case["batch"], case["depth"]), {})[row["impl"]] = row["us"]
@@ -41,9 +42,11 @@ def tokens() -> str:
         )
         fast = f" ({span(rounded)} with activations rounded to bf16)" if rounded else ""
         spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}{fast}")
+    apart = sorted({row["case"]["model"] for row in elsewhere})
+    together = "in one run" + (f" ({', '.join(apart)}: in different runs)" if apart else "")
     return (
         "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
-        f"beside llama.cpp in one run:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
+        f"beside llama.cpp {together}:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
         f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more.\n"
     )
 
@@ -51,7 +54,7 @@ def tokens() -> str:
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
     steps, prompts = newest_rows("decode_step"), newest_rows("prompt")
-    alone, many = rows_measured("products", without="pack"), rows_measured("products", "pack")
+    alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), rows_measured("products", "pack")
     yield "## Whole models: µs of a decode step\n"
     yield (
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
@@ -78,6 +81,7 @@ def whole_models() -> Iterable[str]:
         f"relative, against float64. {commit_of(alone)}\n"
     )
     yield products.table(alone) + "\n"
+    yield from _products_since()
     yield from one_token(alone)
     yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
     yield (
@@ -217,6 +221,37 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     lines = [[*map(str, row["case"].values()), row["impl"], _figure(row, unit), row["commit"]] for row in rows]
     yield "Measured since, without peers in the same run:\n"
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
+
+
+# Measurements of single cases on one H200 each.
+FEW_TOKENS = """What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate and up in Q4_K (the read: 17.1):
+
+- Sums of three digits one on the other in s32, and an f32 scale a span: 18.3 for 8 tokens. Integer scales, and one
+  conversion a tile: 17.3. Both 31 for 16: eight more tokens cost 100 cycles a tile and multiprocessor either way, and
+  products of 16 columns (Q6_K) 1.6 times as much.
+- 32 tokens in one CTA, with k in clusters of four: 68; twice 16, which reads the weights twice: 61; four times 8: 67.
+  Where such a product is one turn of CTAs (4096×4096), 32 in one CTA are faster: 14.5, 15.9 and 17.
+- One CTA for all of k, where its tokens fit, is 1.5 to 3.3 ahead of two that share it; but with as many units of tokens
+  as tiles to multiply (2048×5632, 8 tokens) two take 5.2 where one takes 8.7.
+- Clusters of 3, 5 and 7 CTAs wait for room: 45 where clusters of two take 21.
+
+In the step of one sequence at depth 4096 (1587), other plans of attention (clusters of 1, 4 and 8, 264 CTAs, four
+warps) are 0.3 to 6 % slower, 12 warps for gate and up 1.3 %, other CTAs for the products after attention 0.4 to 5 %.
+"""
+
+
+def _products_since() -> Iterable[str]:
+    """Rows of a few tokens as bytes, which the last whole run does not have."""
+    rows = [row for row in rows_alone("products") if "pack_us" in row]
+    if rows:
+        commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+        lines = [
+            [*map(str, row["case"].values()), f"{row['us']:.2f}", f"{row['pack_us']:.2f}", f"{row['error']:.1e}"]
+            for row in rows
+        ]
+        yield f"Q4_K and Q6_K by several tokens since, with DigitGemm; `pack`: PackDigits. Commit {commits}.\n"
+        yield table(["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"], lines) + "\n"
+        yield FEW_TOKENS
 
 
 def _figure(row: Mapping[str, Any], unit: str) -> str:

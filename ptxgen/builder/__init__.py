@@ -216,7 +216,7 @@ class Builder:
             most, least = len(form.operands), len(form.operands) - form.optional
             counts = f"{least} to {most}" if form.optional else f"{most}"
             raise self._error(f"{opcode}: takes {counts} operands (got {len(operands)})")
-        if not self.target.includes_any(form.sm):
+        if form.sm and not self.target.includes_any(form.sm):
             raise self._error(f"{opcode}: needs {' or '.join(form.sm)} ({form.because}); target is {self.target}")
         result: Any = None
         words: list[str] = []
@@ -241,8 +241,9 @@ class Builder:
         line = f"    {guard}{opcode} {', '.join(words)};" if words else f"    {guard}{opcode};"
         if note:
             self._check_note(note)
-        comment = ", ".join(filter(None, [note, *floats]))
-        self._current.add(f"{line}  // {comment}" if comment else line, site)
+        if note or floats:
+            line = f"{line}  // {', '.join(filter(None, [note, *floats]))}"
+        self._current.add(line, site)
         self._attempt = ()
         return result
 
@@ -278,7 +279,10 @@ class Builder:
     def _operand(self, opcode: str, index: int, slot: Slot, operand: Any) -> Any:
         """The checked operand; declares a destination given by name."""
         if type(operand) is Reg and self._fits(operand, slot):  # most operands
-            self._note_use(operand, writes=slot.writes, reads=slot.reads)
+            if slot.reads and operand.name not in self._read:
+                self._note_read(operand)
+            if slot.writes:
+                self._written.add(operand.name)
             return operand
         if isinstance(operand, str):
             if not slot.writes or slot.vector:
@@ -296,9 +300,11 @@ class Builder:
         wrong = fault(self._types, opcode, slot, kind, operand, registers)
         if wrong:
             raise self._error(f"{opcode}: operand {index + 1}{wrong}")
-        reads = not slot.writes or slot.reads or kind == "addr"
-        for reg in registers:
-            self._note_use(reg, writes=slot.writes and kind != "addr", reads=reads)
+        if not slot.writes or slot.reads or kind == "addr":
+            for reg in registers:
+                self._note_read(reg)
+        if slot.writes and kind != "addr":
+            self._written.update(reg.name for reg in registers)
         return operand
 
     def _fits(self, reg: Reg, slot: Slot) -> bool:
@@ -320,12 +326,6 @@ class Builder:
             what = f"a .{reg.type} register" if isinstance(reg, Reg) and reg.type != "pred" else "not declared"
             raise self._error(f"{opcode}: a guard is a predicate register (got {reg}, {what})")
         self._note_read(reg)
-
-    def _note_use(self, reg: Reg, *, writes: bool, reads: bool) -> None:
-        if reads:
-            self._note_read(reg)
-        if writes:
-            self._written.add(reg.name)
 
     def _note_read(self, reg: Reg) -> None:
         if reg.name not in self._read and reg.name in self._types and self._current is not None:

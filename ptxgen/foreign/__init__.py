@@ -12,6 +12,7 @@ from ptxgen.foreign.aliases import by_one_name
 from ptxgen.foreign.fresh import Fresh
 from ptxgen.foreign.lowering import spelled_out, without_video
 from ptxgen.foreign.operands import rewritten
+from ptxgen.foreign.reserved import with_reserved
 from ptxgen.foreign.variables import lifted
 from ptxgen.foreign.vectors import in_scalars
 from ptxgen.nodes import Directive, Function, Module, Variable
@@ -65,7 +66,7 @@ def lowered(module: Module) -> Module:
     """The module with instructions that the executor has no emitter of spelled out in others; checked before."""
     from ptxgen.foreign.device_runtime import with_runtime
 
-    return with_runtime(spelled_out(module))
+    return with_reserved(with_runtime(spelled_out(module)))
 
 
 __all__ = ["EXECUTED_AS", "canonical", "is_older", "lowered", "notes"]

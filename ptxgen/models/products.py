@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.dtypes import DType, bf16, e4m3, f32
+from ptxgen.dtypes import DType, bf16, e4m3, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.draft import Draft
 from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.spec import ModelSpec
+from ptxgen.products.bytes import layout
+from ptxgen.products.bytes.columns import TokenColumns
+from ptxgen.products.bytes.geometry import MOST_UNITS
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, columns, scale_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
@@ -19,6 +22,7 @@ from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3
 
 if TYPE_CHECKING:
+    from ptxgen.kernels.digit_gemm import DigitGemm
     from ptxgen.kernels.packed_gemm import PackedGemm
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -27,6 +31,8 @@ STACK = 16  # rows of a record: matrices of whole records are stacked without pa
 # Rows from which wgmma is faster than mma.sync on rows of f32; of weights that are not quantised, from HALVES_FROM on.
 PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
+# Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
+DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -35,6 +41,13 @@ def _fastest(rows: int, fields: tuple[tuple[str, Any], ...]) -> PackedGemm:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
     return PackedGemm.best(rows, **dict(fields))
+
+
+@lru_cache(maxsize=1024)
+def _fewest(rows: int, fields: tuple[tuple[str, Any], ...]) -> DigitGemm:
+    from ptxgen.kernels.digit_gemm import DigitGemm
+
+    return DigitGemm.best(rows, **dict(fields))
 
 
 @dataclass(kw_only=True)
@@ -85,7 +98,11 @@ class Products(Draft):
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
-        if self.is_packed(x):
+        if self.is_in_digits(x):
+            kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
+            chosen = _fewest(rows, tuple(sorted(wanted.items())))
+            fields |= {"tokens": chosen.tokens, "split": chosen.split}
+        elif self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
             fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
             if fields["x_dtype"] == e4m3:
@@ -112,6 +129,8 @@ class Products(Draft):
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.is_token(self.rows):
             return x, norm
+        if self.digits(kinds, k):
+            return self._digit_rows(role, x, k, norm), ""
         if self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
@@ -121,8 +140,31 @@ class Products(Draft):
         return out, ""
 
     def is_packed(self, x: str | Ref) -> bool:
-        """Whether rows lie in tiles, as `_packed` leaves them."""
+        """Whether rows lie in tiles, as `_packed` leaves them, or as `_digit_rows` does."""
         return isinstance(x, str) and len(self.tensors[x].shape) > 2
+
+    def is_in_digits(self, x: str | Ref) -> bool:
+        """Whether rows lie as `_digit_rows` leaves them."""
+        return self.is_packed(x) and self.tensors[str(x)].dtype == u8
+
+    def digits(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns become digits of bytes for weights of these formats."""
+        few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
+        few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
+        takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
+        return few and takes and parse_target(self.target).includes_any(("sm_90",))
+
+    def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
+        """Rows of x as digits of bytes, normed."""
+        shape = (-(-self.rows // layout.TOKENS), k // layout.UNIT, layout.UNIT_BYTES)
+        out = self.tensor(self.at(f"{role}.digits"), "scratch", shape, u8)
+        given: dict[str, str | Ref] = {"x": x, "out": out}
+        fields: dict[str, Any] = {"dim": k}
+        if norm:
+            given["norm_weight"] = self._norm_weight(norm)
+            fields |= self._norm_fields()
+        self.op("pack_digits", f"{role}.digits", given, {"rows": self.rows}, **fields)
+        return out
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""

@@ -129,6 +129,8 @@ def _address(text: str) -> Address:
     return Address(base, offset, vector, unified)
 
 
+# An operand with brackets side by side, as most have them
+_FLAT = re.compile(r"(?:[^][{}(),]+|\{[^][{}()]*\}|\[[^][{}()]*\]|\([^][{}()]*\))*")
 _BRACKET, _BRACKET_OR_COMMA = re.compile(r"[][{}()]"), re.compile(r"[][{}(),]")
 
 
@@ -136,6 +138,23 @@ def split_operands(text: str) -> list[str]:
     """The parts between top-level commas, stripped. An empty text has none."""
     if "{" not in text and "[" not in text and "(" not in text:
         return [part.strip() for part in text.split(",")] if text.strip() else []
+    return _side_by_side(text) or _nested(text)
+
+
+def _side_by_side(text: str) -> list[str]:
+    """The parts, where no bracket stands in another; else none."""
+    parts, at = [], 0
+    while True:
+        end = _FLAT.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        parts.append(text[at:end].strip())
+        if end == len(text):
+            return parts
+        if text[end] != ",":
+            return []
+        at = end + 1
+
+
+def _nested(text: str) -> list[str]:
     parts, depth, deepest, start = [], 0, 0, 0
     at = _BRACKET_OR_COMMA.search(text)
     while at is not None:

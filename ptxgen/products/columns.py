@@ -57,8 +57,8 @@ class Columns(ABC):
         return self.kind.pieces
 
     @abstractmethod
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
-        """Where the lane finds x."""
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+        """Where the lane finds x; `digits` says where it lies, unless the columns know."""
 
     @abstractmethod
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
@@ -83,7 +83,8 @@ class Columns(ABC):
 class DigitColumns(Columns):
     """Three bf16 digits on three columns of N."""
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+        assert digits is not None
         b = self.b
         base = b.op("mov.u32", "x_base", digits.vector)
         b.op("mad.lo.u32", base, row, DIGIT_BYTES, base)
@@ -121,7 +122,7 @@ class BlockColumns(Columns):
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
         assert isinstance(digits, Blocks)
         b, kind = self.b, self.kind
         self.words = kind.x_block // 8  # of a digit of a block that a lane loads
@@ -179,7 +180,7 @@ class IntegerColumns(Columns):
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
         assert isinstance(digits, Integers)
         b, kind = self.b, self.kind
         self.factor_bytes = digits.factor_bytes

@@ -263,7 +263,7 @@ class Integers(InBlocks):
                 b.op("fma.rn.f32", value, value, self.up, MAGIC)
                 b.op("mov.b32", whole, value)
                 b.op("add.u32", whole, whole, 0x808080 - MAGIC_BITS)
-            self._transpose([self.planes[pieces * digit + piece] for digit in range(3)])
+            transpose(b, self.whole, self.pairs, [self.planes[pieces * digit + piece] for digit in range(3)])
         if kind.x_sum_factor:
             self._add()
         for digit in range(3):
@@ -281,16 +281,6 @@ class Integers(InBlocks):
             for lane, total in enumerate((self.total, 0.0)):
                 to = at + lane * self.factor_bytes + 4 * (self.unit // self.block // 2)
                 b.op("st.shared.f32", self.factors_to[to], total, pred=self.keeps)
-
-    def _transpose(self, planes: Sequence[Reg]) -> None:
-        """The digits of four integers, the largest first."""
-        b, (first, second, third, fourth) = self.b, self.whole
-        for selector, wanted in ((0x0062, ((0, 0x5410),)), (0x5140, ((1, 0x7632), (2, 0x5410)))):
-            for pair, low, high in ((self.pairs[0], first, second), (self.pairs[1], third, fourth)):
-                b.op("prmt.b32", pair, low, high, selector)
-            for digit, order in wanted:
-                b.op("prmt.b32", planes[digit], self.pairs[0], self.pairs[1], order)
-                b.op("xor.b32", planes[digit], planes[digit], 0x80808080)
 
     def _add(self) -> None:
         """The sum of the block as the digits have it, times what the format wants."""
@@ -313,6 +303,17 @@ class Integers(InBlocks):
         b.op("add.u32", self.factors_to, self.factors_to, step)
         if self._half_of_sums:
             b.op("add.u32", self.sums_to, self.sums_to, step)
+
+
+def transpose(b: Builder, whole: Sequence[Reg], pairs: Sequence[Reg], planes: Sequence[Reg]) -> None:
+    """The digits of four integers, 128 more each, as signed bytes, the largest first; `pairs`: two registers."""
+    first, second, third, fourth = whole
+    for selector, wanted in ((0x0062, ((0, 0x5410),)), (0x5140, ((1, 0x7632), (2, 0x5410)))):
+        for pair, low, high in ((pairs[0], first, second), (pairs[1], third, fourth)):
+            b.op("prmt.b32", pair, low, high, selector)
+        for digit, order in wanted:
+            b.op("prmt.b32", planes[digit], pairs[0], pairs[1], order)
+            b.op("xor.b32", planes[digit], planes[digit], 0x80808080)
 
 
 def unit_of(kind: WeightFormat) -> int:

@@ -12,11 +12,12 @@ from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry, Runs
 from ptxgen.products.loop import TileLoop
 from ptxgen.products.prepare import Prepare
-from ptxgen.products.product import Product, Tokens
+from ptxgen.products.product import Tokens
 from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.products.stream import Stream, Turn
+from ptxgen.products.weighted import Surrounded
 from ptxgen.weights.format import TILE_ROWS
 
 
@@ -28,15 +29,15 @@ class Epilogue:
     CTA has more than one group, so that one barrier a group is enough. A thread has one result, or several in turn.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs) -> None:
+    def __init__(self, b: Builder, spec: Surrounded, at: Geometry | Runs, slots: RunSlots | None = None) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.tokens: Tokens | None = None
         self.token: Reg | None = None
         self.loop: TileLoop | Stream
         self.before: Reg | None = None  # of the residual stream, where it is asked for early
         if isinstance(at, Runs):
-            self.run_slots = RunSlots(b, at)
-            self.results = -(-at.most * TILE_ROWS // 32) * 32  # whole warps, so that lanes may exchange
+            self.run_slots = slots or RunSlots(b, at)
+            self.results = -(-at.most * TILE_ROWS * at.tokens // 32) * 32  # whole warps, so that lanes may exchange
             self.turns = -(-self.results // at.threads)
             return
         self.buffers = 1 if at.groups <= at.ctas else 2

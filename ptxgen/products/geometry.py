@@ -58,7 +58,7 @@ class Runs:
     warps: int
     stages: int
     ctas: int
-    tokens = 1
+    tokens: int = 1
 
     @property
     def threads(self) -> int:

@@ -25,12 +25,14 @@ class Pattern(NamedTuple):
 
 class TileReader:
     """Reads tiles of records of `cols` columns; `each` is the number of records that a record index counts, `pieces`
-    what is read of a tile, by default all that the format has."""
+    what is read of a tile, by default all that the format has, `tiles` how many of a record one after the other, by
+    default all."""
 
     def __init__(
-        self, b: Builder, kind: WeightFormat, cols: int, each: int = 1, pieces: Sequence[Piece] | None = None
-    ) -> None:
-        self.kind, self.cols = kind, cols
+        self, b: Builder, kind: WeightFormat, cols: int, each: int = 1, pieces: Sequence[Piece] | None = None,
+        tiles: int = 0,
+    ) -> None:  # fmt: skip
+        self.kind, self.cols, self.tiles = kind, cols, tiles or kind.tiles(cols)
         self.record_bytes = kind.record_bytes(cols)
         self.pitch = each * self.record_bytes
         self.pieces = kind.pieces if pieces is None else pieces
@@ -77,13 +79,13 @@ class TileReader:
     def wrap(self, b: Builder, pred: Reg) -> None:
         """From the end of a record to the next one, where that is another step than from tile to tile."""
         for pattern, at in self.at.items():
-            if more := self.pitch - pattern.step * self.kind.tiles(self.cols):
+            if more := self.pitch - pattern.step * self.tiles:
                 b.op("add.u64", at, at, more, pred=pred)
 
     @property
     def wraps(self) -> bool:
         """Whether `wrap` does anything."""
-        return any(self.pitch != pattern.step * self.kind.tiles(self.cols) for pattern in self.at)
+        return any(self.pitch != pattern.step * self.tiles for pattern in self.at)
 
     def load(
         self, b: Builder, words: Sequence[Reg], part: int = 0, pred: Reg | Not | None = None, *, pinned: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import divide
 from ptxgen.products.geometry import Runs
@@ -20,28 +20,33 @@ SLOT_BYTES = 4 * TILE_ROWS
 
 class RunSlots:
     """A warp's sums of the CTA's record r are in slot r + warp: no two share one, and those of a record are
-    neighbours, in the order of k."""
+    neighbours, in the order of k. A slot is `[token, 16]` f32; they lie in `memory` from an offset on, or by
+    themselves."""
 
-    def __init__(self, b: Builder, at: Runs) -> None:
-        self.b, self.at = b, at
-        self.slots = b.shared("sums", SLOT_BYTES * (at.most * at.parts + at.warps))
+    def __init__(self, b: Builder, at: Runs, memory: Shared | None = None, offset: int = 0) -> None:
+        self.b, self.at, self.offset = b, at, offset
+        self.bytes = SLOT_BYTES * at.tokens
+        self.slots = memory or b.shared("sums", self.bytes * (at.most * at.parts + at.warps))
 
     def locate(self, stream: Stream) -> Reg:
         """Fragment `locate_slot`: where row g of this lane is in the warp's first slot."""
         b, at = self.b, self.at
         with b.fragment("locate_slot", "where the warp puts its sums"):
             self.base = b.op("mov.u32", "slots", self.slots)
+            if self.offset:
+                b.op("add.u32", self.base, self.base, self.offset)
             slot = b.op("add.u32", "slot", stream.own_record, stream.warp)
-            mine: Reg = b.op("mad.lo.u32", "publish_at", slot, SLOT_BYTES, self.base)
+            mine: Reg = b.op("mad.lo.u32", "publish_at", slot, self.bytes, self.base)
             if at.idle:
                 b.note("a warp without a tile adds 0")
                 clear = b.op("mad.lo.u32", "clear_at", stream.lane, 4, mine)
                 clears = b.op("setp.lt.u32", "clears", stream.lane, TILE_ROWS)
-                b.op("st.shared.f32", clear[0], 0.0, pred=clears)
+                for token in range(at.tokens):
+                    b.op("st.shared.f32", clear[SLOT_BYTES * token], 0.0, pred=clears)
             b.op("mad.lo.u32", mine, stream.row, 4, mine)
         return mine
 
-    def find(self, stream: Stream, unit: Reg, row: Reg) -> None:
+    def find(self, stream: Stream, unit: Reg, row: Reg, token: Reg | None = None) -> None:
         """The slots of a result: those of the warps from the one that has the record's first tile to that of its
         last."""
         b, at = self.b, self.at
@@ -56,8 +61,10 @@ class RunSlots:
                 self._over_records(each, stream.has_more)
             b.op("sub.u32", last, last, first)
             b.op("add.u32", first, first, record)
-            b.op("mad.lo.u32", first, first, SLOT_BYTES, self.base)
+            b.op("mad.lo.u32", first, first, self.bytes, self.base)
             b.op("mad.lo.u32", first, row, 4, first)
+            if token is not None:
+                b.op("mad.lo.u32", first, token, SLOT_BYTES, first)
             self.first.append(first)
             self.count.append(last)
 
@@ -83,7 +90,7 @@ class RunSlots:
             for i in range(1, sharers):
                 b.op("mov.f32", ones[i], 0.0)
                 b.op("setp.ge.u32", has, count, i)
-                b.op("ld.shared.f32", ones[i], first[SLOT_BYTES * i], pred=has)
+                b.op("ld.shared.f32", ones[i], first[self.bytes * i], pred=has)
             b.op("mov.f32", value, add_in_pairs(b, ones.regs))
 
 

@@ -1,4 +1,4 @@
-"""A warp's way over its run of tiles, for one token on tensor cores: several tiles are always on their way."""
+"""A warp's way over its run of tiles on tensor cores: several tiles are always on their way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.threads import divide
-from ptxgen.products.columns import columns_of
+from ptxgen.idioms.threads import split as divided
+from ptxgen.products.columns import Columns, columns_of
 from ptxgen.products.digits import Digits
 from ptxgen.products.geometry import Runs
 from ptxgen.products.reader import TileReader
+from ptxgen.products.slots import SLOT_BYTES
 
 if TYPE_CHECKING:
-    from ptxgen.products.product import Product
+    from ptxgen.products.weighted import Weighted
 
 
 class Turn(NamedTuple):
@@ -31,15 +33,16 @@ class Turn(NamedTuple):
 class Stream:
     """Fragments `locate`, `begin`, and those of every `Turn`; sums of a warp's records go to its slots."""
 
-    def __init__(self, b: Builder, spec: Product, at: Runs) -> None:
+    def __init__(self, b: Builder, spec: Weighted, at: Runs, columns: Columns | None = None) -> None:
         self.b, self.spec, self.at, self.kind = b, spec, at, spec.kind
-        self.columns = columns_of(spec.kind)[0](b, spec.kind)
-        self.reader = TileReader(b, spec.kind, spec.k, pieces=self.columns.pieces)
+        self.columns = columns or columns_of(spec.kind)[0](b, spec.kind)
+        self.reader = TileReader(b, spec.kind, spec.k, pieces=self.columns.pieces, tiles=at.tiles)
         self.words = [b.array(f"word_{i}_", "b32", self.reader.words).regs for i in range(at.stages)]
 
-    def locate(self, cta: str, first_cta: int = 0, weight: str = "weight") -> None:
+    def locate(self, cta: str, first_cta: int = 0, weight: str = "weight", split: int = 1) -> None:
         """The units of the CTA and the tiles of the warp; `cta`: the special register that counts CTAs, from
-        `first_cta` on; `weight`: the parameter."""
+        `first_cta` on; `weight`: the parameter; `split`: CTAs of a cluster, which share the columns of the same
+        units."""
         b, at = self.b, self.at
         with b.fragment("locate", "the CTA's units, the warp's tiles of them, and the lane's place in a tile"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -51,6 +54,9 @@ class Stream:
             if first_cta:
                 b.op("sub.u32", index, index, first_cta)
                 b.op("min.u32", index, index, at.ctas - 1)  # which it is: a bound for the checks
+            self.rank = self.first_of_rank = None
+            if split > 1:
+                index, self.rank = divided(b, "cluster_of_product", "rank", index, split)
             first = self.first_unit = b.op("mul.lo.u32", "first_unit", index, at.least)
             self.has_more = None
             total: Reg | int = at.least * at.parts * at.tiles
@@ -66,7 +72,12 @@ class Stream:
             b.op("sub.u32", tile, begin, b.op("mul.lo.u32", "tiles_before", record, at.tiles))
             self.tile, self.own_record = tile, record
             self.ahead = b.op("mov.u32", "tile_ahead", tile) if self.reader.wraps else None
-            self.reader.locate(b, b.ld_param(weight), self.lane, self.row, tile)
+            place = tile
+            if self.rank is not None:
+                place = b.op("mul.lo.u32", "first_of_rank", self.rank, at.tiles)
+                b.op("min.u32", place, place, self.kind.tiles(self.spec.k) - at.tiles)
+                self.first_of_rank, place = place, b.op("add.u32", "tile_of_record", place, tile)
+            self.reader.locate(b, b.ld_param(weight), self.lane, self.row, place)
             whole = b.op("mad.lo.u32", "record", first, at.parts, record)
             self.reader.go_to(b, whole)
             self.more = b.op("setp.gt.u32", "has_tiles", self.left, 0)
@@ -115,7 +126,7 @@ class Stream:
             self.reader.wrap(b, there)
             b.op("mov.u32", self.ahead, 0, pred=there)
 
-    def build(self, requests: Sequence[Fragment], digits: Digits, slots: Reg) -> list[Turn]:
+    def build(self, requests: Sequence[Fragment], digits: Digits | None, slots: Reg) -> list[Turn]:
         """Everything else. `slots`: where the CTA's slots begin, of 16 f32 each."""
         b = self.b
         with b.fragment("begin", "where the lane reads x; sums of 0"):
@@ -146,7 +157,7 @@ class Stream:
             b.op("setp.gt.u32", self.more, self.left, 0)
         with b.fragment(f"publish{suffix}", "the warp's sums of the record to shared memory") as publish:
             self.columns.publish(self.slot, self.quad)
-            b.op("add.u32", self.slot, self.slot, 4 * 16)
+            b.op("add.u32", self.slot, self.slot, SLOT_BYTES * at.tokens)
             self.columns.clear()
             b.op("mov.u32", self.tile, 0)
             for address, base in zip(self.x_at, self.columns.x_bases, strict=True):

@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from ptxgen.testing.triton_compile import architecture, described, ptx_stage
 
 MODES = ("fast", "random", "check")
 ENVIRONMENT = "PTXGEN_TRITON"
+# Triton keeps what it has compiled and loaded by the device's number, so each driver has one that no other has
+_NUMBERS = count(-1, -1)
 
 
 class Array:
@@ -72,7 +75,7 @@ class Driver:
 
         if mode not in MODES:
             raise SpecError(f"mode: must be one of {', '.join(MODES)} (got {mode!r})")
-        self.target, self.mode = target, mode
+        self.target, self.mode, self.number = target, mode, next(_NUMBERS)
         self.device = open_device("cpu", mode=mode, **options)
         self.utils = _Utils(self)
         self.launches = 0
@@ -91,8 +94,8 @@ class Driver:
         return GPUTarget("cuda", architecture(self.target), 32)
 
     def get_current_device(self) -> int:
-        """The only one."""
-        return 0
+        """This driver's number, which no GPU has and no driver of before."""
+        return self.number
 
     def set_current_device(self, device: int) -> None:
         """There is one device."""

@@ -209,6 +209,30 @@ class WeightFormat(ABC):
         for even, of the second for odd t. The sums may be overwritten."""
         raise NotImplementedError(self.name)
 
+    # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------
+
+    span: ClassVar[int] = 0  # columns of a scale, 16 or 32, where scales are integers and tiles have 256 columns
+
+    @property
+    def span_pieces(self) -> tuple[Piece, ...]:
+        """What a lane reads of a tile: of what `offset_fragment` takes only that."""
+        return self.pieces
+
+    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """The integer scales of rows g and g + 8 in the span that begins with a chunk, s32 of 8 bits. Called in
+        order."""
+        raise NotImplementedError(self.name)
+
+    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        """What a sum of x over a chunk is multiplied with, beside the codes: an A fragment of `mma.m16n8k16` in bf16,
+        whose columns 2t, 2t + 1, 2t + 8 and 2t + 9 are chunks t, 8 + t, 4 + t and 12 + t."""
+        raise NotImplementedError(self.name)
+
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """The units, of rows g and g + 8, of the products of `byte_fragment` times `span_factors`, and of those of
+        `offset_fragment`."""
+        raise NotImplementedError(self.name)
+
 
 class ByteCodes(WeightFormat):
     """A format whose codes are small unsigned integers, less a number."""
@@ -324,6 +348,19 @@ def bytes_to_bf16(b: Builder, out: Sequence[Reg], word: Reg, less: Reg) -> None:
     for register, selector in zip(out, (0x4140, 0x4342), strict=True):
         b.op("prmt.b32", register, word, 0x43434343, selector)
         b.op("fma.rn.bf16x2", register, register, one, less)
+
+
+def signed_to_bf16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
+    """Signed bytes of a word as two registers of bf16 pairs, exactly: (128 + lower seven bits) − (128, or 256 where
+    the sign is set)."""
+    less, lower, upper = (convert.scratch(b, name, "b32") for name in ("a_less", "code_lower", "code_sign"))
+    minus = constant(b, "minus_pair", pair_of_bf16(-1))
+    b.op("and.b32", lower, word, 0x7F7F7F7F)
+    b.op("and.b32", upper, word, 0x80808080)
+    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+        b.op("prmt.b32", register, lower, 0x43434343, selector)
+        b.op("prmt.b32", less, upper, 0x43434343, selector)
+        b.op("fma.rn.bf16x2", register, less, minus, register)
 
 
 def pair_of_bf16(value: float) -> int:

@@ -31,7 +31,9 @@ from ptxgen.weights.format import (
     ByteCodes,
     Piece,
     Source,
+    bytes_to_bf16,
     bytes_to_f32,
+    constant,
     cut,
     from_rows,
     halves_to_f32,
@@ -39,6 +41,7 @@ from ptxgen.weights.format import (
     low_nibbles,
     nibble_fragment,
     pair,
+    pair_of_bf16,
     to_rows,
 )
 
@@ -115,8 +118,18 @@ MINS_OF_A_LANE = (
 )  # fmt: skip
 
 
+# after the codes: scales of all blocks of rows g and g + 8; upper and lower bits of the mins of blocks t div 2 and
+# 4 + t div 2, and of those two blocks on; d and dmin
+SPAN_PIECES = (
+    Piece(2048, 16, "row"), Piece(2048, 4, "side", 1), Piece(2056, 4, "side", 1), Piece(2176, 2, "side", 1, half=True),
+    Piece(2180, 2, "side", 1, half=True), Piece(2240, 8, "row", 2),
+)  # fmt: skip
+
+
 class Q4K(ByteCodes):
     """Q4_K."""
+
+    span = SUB
 
     byte_type = "u8"
     x_sum_factor = -1.0
@@ -168,6 +181,59 @@ class Q4K(ByteCodes):
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         add_sub_blocks(b, words[16:], sums, x_sums, totals, NIBBLE_UNITS)
+
+    @property
+    def span_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:4], *SPAN_PIECES)
+
+    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return sub_block_factors(b, words[16:], chunk)
+
+    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return min_fragment(b, words[20:24])
+
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return block_factors(b, words[24:], NIBBLE_UNITS)
+
+
+def sub_block_factors(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+    """`span_factors` by the words of `SPAN_PIECES`."""
+    scales = convert.scratch_array(b, "scale_bytes", "b32", 4)
+    if chunk == 0:
+        for word, own in zip(words, scales, strict=False):
+            b.op("and.b32", own, word, 0x3F3F3F3F)
+    upper, t = divmod(chunk // 2, 4)
+    out = convert.scratch_array(b, "scale_code", "b32", 2).regs
+    for half, register in enumerate(out):
+        b.op("prmt.b32", register, scales[t], 0, 0x4440 | 2 * half + upper)
+    return out
+
+
+def block_factors(b: Builder, words: Sequence[Reg], units: Sequence[float]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    """d in the units of codes, and dmin as it is subtracted, of rows g and g + 8."""
+    scales, mins = pair(b, "block_scale"), pair(b, "block_min")
+    for scale, less, word, unit in zip(scales, mins, words, units, strict=True):
+        halves_to_f32(b, scale, less, word)
+        b.op("neg.f32", less, less)
+        if unit != 1:
+            b.op("mul.f32", scale, scale, unit)
+    return scales, mins
+
+
+def min_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    """`offset_fragment` of the words of `SPAN_PIECES` after the scales."""
+    mins, bits = convert.scratch(b, "min_bytes", "b32"), convert.scratch(b, "min_bits", "b32")
+    out = convert.scratch_array(b, "min_pair", "b32", 4).regs
+    for i, (upper, lower) in enumerate(zip(words[:2], words[2:], strict=True)):
+        b.op("shr.u32", mins, upper, 2)
+        b.op("and.b32", mins, mins, 0x30303030)
+        b.op("and.b32", bits, lower, 0x0F0F)
+        b.op("or.b32", mins, mins, bits)
+        b.op("and.b32", bits, lower, 0xF0F0)
+        b.op("shl.b32", bits, bits, 12)
+        b.op("or.b32", mins, mins, bits)
+        bytes_to_bf16(b, out[2 * i : 2 * i + 2], mins, constant(b, "less_128", pair_of_bf16(-128)))
+    return out
 
 
 def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:

@@ -50,6 +50,7 @@ class Q5K(ByteCodes):
     """Q5_K."""
 
     byte_type = "u8"
+    span = q4_k.SUB
     x_sum_factor = -1.0
     x_sums_each = False
 
@@ -114,6 +115,19 @@ class Q5K(ByteCodes):
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, (1.0, 1.0))
+
+    @property
+    def span_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.SPAN_PIECES))
+
+    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return q4_k.sub_block_factors(b, words[20:], chunk)
+
+    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return q4_k.min_fragment(b, words[24:28])
+
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return q4_k.block_factors(b, words[28:], (1.0, 1.0))
 
 
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ from ptxgen.weights.format import (
     join,
     low_nibbles,
     pair,
+    signed_to_bf16,
     to_fragments,
     to_rows,
 )
@@ -50,6 +51,7 @@ class Q6K(ByteCodes):
 
     less = 32
     byte_type = "u8"
+    span = SUB
     x_sum_factor = -32.0
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -145,6 +147,36 @@ class Q6K(ByteCodes):
             b.op("and.b32", register, code, 0x3C3C3C3C if i % 2 else 0x0F0F0F0F)
             b.op("or.b32", register, register, bits)
         return out
+
+    @property
+    def span_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces, Piece(3072, 8, words=2))
+
+    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        q, t = divmod(chunk, 4)
+        out = convert.scratch_array(b, "scale_code", "b32", 2).regs
+        for half, register in enumerate(out):
+            byte = 2 * (q % 2) + half
+            sign = byte | 8  # its sign in every bit of a byte
+            b.op("prmt.b32", register, words[24 + 2 * t + q // 2], 0, sign << 12 | sign << 8 | sign << 4 | byte)
+        return out
+
+    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        """The scales."""
+        scales, out = convert.scratch(b, "own_scales", "b32"), convert.scratch_array(b, "scale_pair", "b32", 4).regs
+        for i, selector in enumerate((0x5140, 0x7362)):
+            b.op("prmt.b32", scales, words[33], words[34], selector)
+            signed_to_bf16(b, out[2 * i : 2 * i + 2], scales)
+        return out
+
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        scales, less = pair(b, "block_scale"), pair(b, "block_less")
+        halves_to_f32(b, *scales, words[32])
+        for scale, other, unit in zip(scales, less, UNITS, strict=True):
+            b.op("mul.f32", other, scale, -float(self.less))
+            if unit != 1:
+                b.op("mul.f32", scale, scale, unit)
+        return scales, less
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

@@ -19,15 +19,14 @@ from ptxgen.weights.format import (
     Source,
     WeightFormat,
     bytes_to_f32,
-    constant,
     cut,
     fragment,
     from_rows,
     halves_to_f32,
     join,
     pair,
-    pair_of_bf16,
     scaled_pair,
+    signed_to_bf16,
     to_rows,
 )
 
@@ -82,17 +81,9 @@ class Q8_0(WeightFormat):
         return 2
 
     def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
-        """(128 + lower seven bits) − (128, or 256 where the sign is set)."""
-        out, less = fragment(b), convert.scratch(b, "a_less", "b32")
-        lower, upper = (convert.scratch(b, name, "b32") for name in ("code_lower", "code_sign"))
-        minus = constant(b, "minus_pair", pair_of_bf16(-1))
+        out = fragment(b)
         for half in (0, 1):
-            b.op("and.b32", lower, words[2 * chunk + half], 0x7F7F7F7F)
-            b.op("and.b32", upper, words[2 * chunk + half], 0x80808080)
-            for register, selector in zip(out[half::2], (0x4140, 0x4342), strict=True):
-                b.op("prmt.b32", register, lower, 0x43434343, selector)
-                b.op("prmt.b32", less, upper, 0x43434343, selector)
-                b.op("fma.rn.bf16x2", register, less, minus, register)
+            signed_to_bf16(b, out[half::2], words[2 * chunk + half])
         return (out,)
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:

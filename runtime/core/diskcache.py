@@ -159,7 +159,8 @@ class DiskCache:
     def _own_bytes(self, path: Path) -> bytes:
         """What a file holds that no other user can have written; `OSError` for another."""
         _demand_own_directory(path.parent)
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # a pipe would wait
+        file = os.open(path, sum(flags, os.O_RDONLY))
         with open(file, "rb") as opened:
             _demand_own(os.fstat(file), path.name)
             return opened.read()

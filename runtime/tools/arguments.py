@@ -39,10 +39,11 @@ class Argument:
         found = _TEXT.fullmatch(text.strip())
         if found is None:
             raise SpecError(f"argument: must be {FORM} (got {brief(text)})")
-        if found["type"] not in DTYPES:
+        kind = re.sub(r"^i(?=\d)", "s", found["type"])  # Triton's and LLVM's notation
+        if kind not in DTYPES:
             raise SpecError(f"argument: the type must be one of {', '.join(DTYPES)} (got {found['type']})")
         shape = None if found["shape"] is None else tuple(int(n) for n in found["shape"].split("x"))
-        made = cls(DTYPES[found["type"]], shape, found["fill"] or "")
+        made = cls(DTYPES[kind], shape, found["fill"] or "")
         if shape is not None and not 0 < math.prod(shape) * made.kind.bytes <= _MOST_BYTES:
             raise SpecError(f"argument: a buffer must have 1 byte to {_MOST_BYTES:,} (got {brief(text)})")
         if shape is None or made.fill not in ("index", "random", ""):

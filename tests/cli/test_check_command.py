@@ -111,6 +111,7 @@ def test_arguments_in_words():
     rng = np.random.default_rng(0)
     assert Argument.parse("u32=7").host(rng) == np.uint32(7)
     assert Argument.parse("s8=-0x10").host(rng) == np.int8(-16)
+    assert Argument.parse("i32=-7").host(rng) == np.int32(-7)
     np.testing.assert_array_equal(Argument.parse("f16[2x3]=index").host(rng), [[0, 1, 2], [3, 4, 5]])
     np.testing.assert_array_equal(Argument.parse("f32[4]=0.5").host(rng), np.full(4, 0.5, np.float32))
     assert Argument.parse("f32[9]").host(rng) is None

@@ -206,7 +206,7 @@ def test_with_a_weight_format_it_is_every_kernel_of_the_model(tmp_path: Path) ->
     model = load_spec(CONFIGS / "smollm3-3b.json", 4096)
     steps = whole_plan(model, "q4_k", "sm_90")
     kinds = {s.spec.kernel_name for s in steps}
-    assert kinds >= {"embedding", "gemv", "gemm", "rms_norm", "rope_kv_append", "kv_cache_scatter", "arg_max"}
+    assert kinds >= {"embedding", "gemv", "pack_digits", "digit_gemm", "rope_kv_append", "kv_cache_scatter", "arg_max"}
     in_step = [s for s in steps if s.in_step]
     assert len(in_step) <= 20
     served = sorted(layer for s in in_step if s.role in ("qkv_append", "append") for layer in s.step_layers)

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import time
 import zipfile
 
 import numpy as np
@@ -139,6 +140,26 @@ def test_a_long_text_takes_seconds_at_most(name):
     module = parse(LONG[name])
     check(module)
     open_device("cpu", threads=1).module(LONG[name])["k"].launch(1, 32, [])
+
+
+WIDE = "vabsdiff4.u32.u32.u32.add %r1, %r2, %r3, %r1;\n"  # becomes some thirty instructions
+LOADS = "ld.global.b32 %r1, [%a];\nmad.lo.u32 %r2, %r1, %r3, %r2;\n"
+
+
+@pytest.mark.parametrize("line", [WIDE, LOADS])
+def test_a_block_of_any_length_takes_time_in_proportion_in_check_mode(line):
+    """CPU time of four times as much, which was sixteen times as long."""
+    device = open_device("cpu", mode="check", threads=1)
+
+    def seconds(count):
+        body = f".reg .b64 %a; mov.u64 %a, 0;\n{line * count}st.global.b32 [%a], %r2; ret;"
+        start = time.process_time()
+        assert device.module(text(body))["k"]
+        return time.process_time() - start
+
+    seconds(8)
+    short = 400 if line is LOADS else 100
+    assert seconds(4 * short) < 9 * max(seconds(short), 0.1)
 
 
 @pytest.mark.parametrize(

@@ -480,6 +480,15 @@ def test_a_link_that_others_may_replace_is_not_followed(tmp_path):
         assert DiskCache(tmp_path / "open" / "link").get(b"k") is None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(tmp_path):
+    cache = DiskCache(tmp_path / "c")
+    cache.put(b"k", b"payload")
+    cache.path(b"k").unlink()
+    os.mkfifo(cache.path(b"k"), 0o600)
+    assert DiskCache(tmp_path / "c").get(b"k") is None
+
+
 def test_a_directory_of_ours_in_a_sticky_one_is_used(tmp_path):
     DiskCache(tmp_path / "a" / "c").put(b"k", b"payload")
     (tmp_path / "a").chmod(0o1777)

@@ -46,6 +46,8 @@ TESTS = {
         "tests/runtime/test_device.py",
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
+    "ptxgen/models/packing.py": ("tests/models/test_packing.py",),
+    "runtime/model/timing.py": ("tests/runtime/model/test_profile.py",),
     "ptxgen/checks/__init__.py": _CHECKS,
     "ptxgen/checks/access.py": _CHECKS,
     "ptxgen/checks/bounds.py": _CHECKS,
@@ -103,6 +105,10 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
         (".largest > entry.bounds[n].largest", "> → >=", "what is widened in vain is narrowed again"),
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
+    ),
+    "ptxgen/models/packing.py": (("SLICE = 16 << 20", "16 → 17", _SIZE), ("SLICE = 16 << 20", "20 → 21", _SIZE)),
+    "runtime/model/timing.py": (
+        ('found, layer, part = [], -1, ""', "1 → 2", "an op outside of the layers has a part of its own"),
     ),
     "ptxgen/parity.py": (
         ("or 1.0", "1.0 → 10.0", "of a buffer of zeros the error is the largest difference, and held to the limit"),

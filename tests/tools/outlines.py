@@ -10,7 +10,14 @@ from pathlib import Path
 from ptxgen import tuning
 from ptxgen.builder import Builder
 from ptxgen.kernel import KernelType
-from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, Gemm, IncrementalAttention, MultiHeadAttention
+from ptxgen.kernels import (
+    FlashDecodingChunk,
+    FlashDecodingReduce,
+    Gemm,
+    IncrementalAttention,
+    MultiHeadAttention,
+    PackedGemm,
+)
 from ptxgen.render import render_entry
 from ptxgen.targets import target
 from ptxgen.tuning import Choice
@@ -53,14 +60,22 @@ def outlines() -> tuple[Outline, ...]:
     """Every outline that is kept."""
     one, llama, long = {"n_heads": 1, "n_kv_heads": 1}, {"n_heads": 32, "n_kv_heads": 8}, {"max_len": 131072}
     group, f16 = {"n_heads": 8, "n_kv_heads": 1}, {"q_dtype": "f16", "kv_dtype": "f16"}
-    bf16 = {"q_dtype": "bf16", "kv_dtype": "bf16"}
+    bf16, fast = {"q_dtype": "bf16", "kv_dtype": "bf16"}, {"weights": "bf16", "precision": "fast"}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
+        Outline("packed_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **fast, split=2, programmatic=True)),
         Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
         Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **llama, **bf16)),
         Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16)),
-        Outline("prefill_wgmma_adapts", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16, unmeasured=True)),
+        Outline(
+            "prefill_wgmma_ring",
+            "sm_90a",
+            MultiHeadAttention(head_dim=64, **llama, **bf16, max_len=4096, window=1000, ring=1024),
+        ),
+        Outline(
+            "prefill_wgmma_e4m3", "sm_90a", MultiHeadAttention(head_dim=128, **llama, kv_dtype="e4m3", max_len=4096)
+        ),
         Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **one, max_len=4096, batched=True)),
         Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
         Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),

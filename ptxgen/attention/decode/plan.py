@@ -106,9 +106,10 @@ def _chip(target: Target) -> tuple[str, Chip]:
 
 
 # CTAs of a batch have four warps, of which a multiprocessor holds several: they end more evenly than one of eight. But
-# where a sequence has few units, a batch of one gets so many splits that merging them costs more. What a warp's
-# registers hold beside tiles in flight, and bytes of a tile from which loads to registers are best.
-_BATCH_WARPS, _BATCH_UNITS, _OTHER_REGISTERS, _WIDE_TILE = 4, 16, 80, 8192
+# where a sequence has few units, a batch of one gets so many splits that merging them costs more, unless rows are short
+# (64 dims of f16: 3, 4 and 8 units in batches of 1 to 48 were never slower). What a warp's registers hold beside tiles
+# in flight, and bytes of a tile from which loads to registers are best.
+_BATCH_WARPS, _BATCH_UNITS, _SHORT_ROW, _OTHER_REGISTERS, _WIDE_TILE = 4, 16, 128, 80, 8192
 WAVES = 4  # of the chip's room: units of a batch that are more than it are split until they fill most of so many
 
 # Outputs of so many values make long records: then pairs of CTAs merge first, if a unit gets so many CTAs.
@@ -130,7 +131,8 @@ def default_choice(
     in_flight = max(
         1, model.bytes_in_flight // (shape.tile * (attention.cache.k.row_bytes + attention.cache.v.row_bytes))
     )
-    if batched and not invariant and not decided and chip.cluster > 1 and units >= _BATCH_UNITS:
+    even = units >= _BATCH_UNITS or attention.cache.k.row_bytes <= _SHORT_ROW
+    if batched and not invariant and not decided and chip.cluster > 1 and even:
         return _of_batch(attention, chip, model, shape, in_flight)
     share = max(1, chip.sms // units)
     warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms

@@ -63,6 +63,15 @@ class Spread:
         return self.chunks % self.lanes != 0
 
 
+@dataclass
+class Last:
+    """Predicates of the last passes: that the thread's chunk exists, its row, or both; None where all do."""
+
+    chunk: Reg | None = None
+    row: Reg | None = None
+    both: Reg | None = None
+
+
 class RowCopy:
     """Copies of `rows` rows of `dim` elements of type `source` into rows of type `target` in shared memory.
 
@@ -74,7 +83,7 @@ class RowCopy:
         self.elements = 4 if source == target == f32 else 8
         self.spread = Spread.best(dim // self.elements, rows, threads)
         self.pitch = pitch(dim * target.bytes)
-        self._has: dict[str, Reg] = {}  # predicates of the last passes, by what they ask for
+        self.has = Last()
 
     @property
     def direct(self) -> bool:
@@ -98,13 +107,13 @@ class RowCopy:
         chunk = b.op("and.b32", scratch(b, f"{name}_chunk", "u32"), thread, s.lanes - 1)
         if s.spare_lanes:
             last = s.chunks - (s.column_passes - 1) * s.lanes
-            self._has["chunk"] = b.op("setp.lt.u32", scratch(b, f"{name}_has_chunk", "pred"), chunk, last)
+            self.has.chunk = b.op("setp.lt.u32", scratch(b, f"{name}_has_chunk", "pred"), chunk, last)
         if s.spare_rows:
             has_row, left = scratch(b, f"{name}_has_row", "pred"), s.rows - (s.row_passes - 1) * s.rows_per_pass
-            self._has["row"] = b.op("setp.lt.s32", has_row, row, left)
+            self.has.row = b.op("setp.lt.s32", has_row, row, left)
             if s.spare_lanes:
                 both = scratch(b, f"{name}_has_both", "pred")
-                self._has["both"] = b.op("and.pred", both, self._has["chunk"], has_row)
+                self.has.both = b.op("and.pred", both, self.has.chunk, has_row)
         return row, chunk
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
@@ -119,8 +128,9 @@ class RowCopy:
         for column in range(s.column_passes):
             last_rows = s.spare_rows and row_pass == s.row_passes - 1
             last_lanes = s.spare_lanes and column == s.column_passes - 1
-            word = "both" if last_rows and last_lanes else "row" if last_rows else "chunk"
-            yield column, self._has[word] if last_rows or last_lanes else None
+            of_rows = self.has.both if last_lanes else self.has.row
+            of_lanes = self.has.chunk if last_lanes else None
+            yield column, of_rows if last_rows else of_lanes
 
     def place(self, to: Place, row_pass: int, column: int) -> Addr:
         """Where a pass's chunk goes in shared memory; `to` is the place of this thread's first chunk."""
@@ -140,10 +150,17 @@ class RowCopy:
         assert isinstance(at.base, Reg)
         convert.load_words(self.b, words, at.base, at.offset, space="global.nc", pred=pred)
 
-    def store(self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None) -> None:
-        """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values."""
+    def store(
+        self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None, signs: Reg | None = None
+    ) -> None:
+        """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values, and the bits
+        of `signs` turn those of packed values."""
         b = self.b
-        if self.source != self.target:
+        if convert.e4m3_to_f16(b, self.source, self.target):
+            wide = tuple(scratch(b, f"packed{i}", "b32") for i in range(2 * len(words)))
+            convert.widen_e4m3(b, wide, words)
+            words = wide
+        elif self.source != self.target:
             values = tuple(scratch(b, f"wide{i}", "f32") for i in range(self.elements))
             convert.unpack(b, values, words, self.source)
             if scale is not None:
@@ -151,5 +168,7 @@ class RowCopy:
                     b.op("mul.f32", value, value, scale)
             words = tuple(scratch(b, f"packed{i}", "b32") for i in range(convert.words_of(self.target, self.elements)))
             convert.pack(b, words, values, self.target)
+        for word in words if signs is not None else ():
+            b.op("xor.b32", word, word, signs)
         assert isinstance(to.base, Reg)
         convert.store_words(b, to.base, words, to.offset, space="shared", pred=pred)

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import RowCopy
-from ptxgen.attention.prefill.rows import Rows, divide
+from ptxgen.attention.prefill.rows import Rows
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import f16
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 from ptxgen.scales import SCALE_GROUP
 
 
 @dataclass
 class Part:
-    """Rows of values, or of their scales: strides in bytes, the parameters of K and V, and where this thread reads."""
+    """Rows of values, or of their scales (`suffix` in names of registers): strides in bytes, the parameters of K and V,
+    and where this thread reads."""
 
+    suffix: str
     row_bytes: int
     chunk_bytes: int
     scales: bool
@@ -35,7 +38,6 @@ class Source:
 
     def __init__(self, b: Builder, spec: Prefill, rows: Rows, copy: RowCopy) -> None:
         self.b, self.cache, self.rows, self.copy = b, spec.attention.cache, rows, copy
-        self.parts: dict[str, Part] = {}
 
     @property
     def quantised(self) -> bool:
@@ -48,10 +50,12 @@ class Source:
         self.chunk = chunk
         self.key = b.op("add.s32", "kv_key", self.rows.key_begin, row)
         self.left = b.op("sub.s32", "keys_left", self.rows.kv_len, self.key)
-        self.parts[""] = Part(side.row_bytes, self.copy.source_bytes, False, b.ld_param("k"), b.ld_param("v"))
+        self.values = Part("", side.row_bytes, self.copy.source_bytes, False, b.ld_param("k"), b.ld_param("v"))
+        self.parts = [self.values]
         if self.quantised:
             k, v = b.ld_param("k_scales"), b.ld_param("v_scales")
-            self.parts["_scales"] = Part(side.row_scale_bytes, f16.bytes, True, k, v)
+            self.scales = Part("_scales", side.row_scale_bytes, f16.bytes, True, k, v)
+            self.parts.append(self.scales)
 
     def exists(self, row_pass: int) -> Reg:
         """The predicate that this thread's key of a row pass is below kv_len."""
@@ -67,12 +71,12 @@ class Source:
 
     def chunk_at(self, x: str, row_pass: int, column: int) -> Addr:
         """The address of a chunk of K or V."""
-        return self._at(x, self.parts[""], row_pass, column * self.copy.spread.lanes * self.copy.source_bytes)
+        return self._at(x, self.values, row_pass, column * self.copy.spread.lanes * self.copy.source_bytes)
 
     def scale_at(self, x: str, row_pass: int, column: int) -> Addr:
         """The address of a chunk's int8 scale."""
         group = column * self.copy.spread.lanes * self.copy.elements // SCALE_GROUP
-        return self._at(x, self.parts["_scales"], row_pass, group * f16.bytes)
+        return self._at(x, self.scales, row_pass, group * f16.bytes)
 
     def _at(self, x: str, part: Part, row_pass: int, offset: int) -> Addr:
         start = part.k_from if x == "k" else part.v_from
@@ -95,8 +99,8 @@ class Source:
     def _values(self) -> None:
         """V's addresses from K's."""
         b = self.b
-        for what, part in self.parts.items():
-            part.v_from = scratch(b, f"v{what}_from", "u64")
+        for part in self.parts:
+            part.v_from = scratch(b, f"v{part.suffix}_from", "u64")
             b.op("sub.u64", part.v_from, part.k_from, part.k)
             b.op("add.u64", part.v_from, part.v_from, part.v)
 
@@ -107,8 +111,8 @@ class Contiguous(Source):
     def aim(self, row: Reg, chunk: Reg) -> None:
         super().aim(row, chunk)
         index = self.rows.kv_row("kv_index", self.key)
-        for what, part in self.parts.items():
-            part.k_from = self.b.reg(f"k{what}_from", "u64")
+        for part in self.parts:
+            part.k_from = self.b.reg(f"k{part.suffix}_from", "u64")
             self._address(part, index, part.k_from)
 
     def start(self) -> None:
@@ -120,7 +124,7 @@ class Contiguous(Source):
 
     def advance(self, rows: int) -> None:
         super().advance(rows)
-        for part in self.parts.values():
+        for part in self.parts:
             self.b.op("add.u64", part.k_from, part.k_from, rows * self.cache.rows_per_position * part.row_bytes)
 
 
@@ -128,12 +132,12 @@ class Computed(Source):
     """Keys whose rows lie at no equal steps: every row pass finds its row anew."""
 
     def _declare(self) -> None:
-        for what, part in self.parts.items():
-            part.k_from = self.b.reg(f"k{what}_from", "u64")
+        for part in self.parts:
+            part.k_from = self.b.reg(f"k{part.suffix}_from", "u64")
 
     def _rows_at(self, index: Reg) -> None:
         """The addresses of row `index`, of K and V."""
-        for part in self.parts.values():
+        for part in self.parts:
             assert part.k_from is not None
             self._address(part, index, part.k_from)
         self._values()
@@ -165,7 +169,7 @@ class Paged(Computed):
         page = b.op("mov.s32", scratch(b, "page", "s32"), 0)
         b.op("ld.global.nc.s32", page, at[0], pred=exists)
         index, within = scratch(b, "paged_index", "u64"), scratch(b, "within_page", "u32")
-        b.op("rem.u32", within, key, cache.page_size)
+        remainder(b, "within_page", key, cache.page_size)
         if cache.heads_inside:
             b.op("mad.lo.u32", within, within, cache.problem.n_kv_heads, self.head_in_page)
         else:
@@ -186,9 +190,9 @@ class InRing(Computed):
 
     def row(self, row_pass: int, exists: Reg) -> None:
         b = self.b
-        index, slot = scratch(b, "ring_index", "u64"), scratch(b, "ring_slot", "u32")
+        index, slot = scratch(b, "ring_index", "u64"), scratch(b, "ring_key", "u32")
         b.op("add.s32", slot, self.key, row_pass * self.copy.spread.rows_per_pass)
-        b.op("rem.u32", slot, slot, self.cache.ring)
+        slot = remainder(b, "ring_slot", slot, self.cache.ring)
         b.op("cvt.u64.u32", index, slot)
         b.op("add.u64", index, index, self.first)
         self._rows_at(index)

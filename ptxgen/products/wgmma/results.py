@@ -176,7 +176,7 @@ class Results:
             some = tokens[first : first + batch]
             with b.fragment(f"add{first // batch}", f"tokens {some[0]} on: sums in the order of ranks") as add:
                 there = self._add(theirs, some, passed, got)
-            with b.fragment(f"store{first // batch}") as store:
+            with b.fragment(f"store{first // batch}", f"tokens {some[0]} on: finished, and to memory") as store:
                 for index, token in enumerate(some):
                     if there is not None and token + passed > at.tokens:
                         b.op("selp.s32", self.left, self.left, 0, there)

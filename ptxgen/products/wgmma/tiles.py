@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, PROCESSORS, Geometry
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="PackedProduct")
 TENSOR = 2048  # multiplications of 16 bits in a cycle
+IN_BYTES = 1.2  # cycles of tensor cores for one that 8-bit numbers would take: their power lowers the clock
+ALONE = 1.6  # the same where a warpgroup's sums go to the totals and no other multiplies meanwhile
 SHARED = 128  # bytes of shared memory in a cycle
 CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
 LATENCY = 2500  # cycles from asking for a stage to having it
@@ -37,6 +40,7 @@ OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
 OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     64: ((64, 128, 256), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)), 256: ((64, 128), (1, 2)),
 }  # fmt: skip
+IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -54,6 +58,8 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
                 continue
         return
     tried = dict.fromkeys(enough[:1], OF_FEW) if few else OF_MANY
+    if not few and str(fields.get("x_dtype")) == e4m3.name:
+        tried = tried | IN_E4M3
     if not few and _plain(fields):  # 64 rows by 64 tokens are slower than they are by this model
         tried = {count: tile for count, tile in tried.items() if count > MOST_ROWS_FIRST}
     if "tokens" in fields:
@@ -85,7 +91,9 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     tile_rows = 64 * shape.groups * shape.blocks
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
     tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR
-    if not (spec.scaled or isinstance(kind, Half)):
+    if spec.scaled:
+        tensor *= IN_BYTES * (ALONE if spec.promotes and shape.groups == 1 else 1)
+    elif not isinstance(kind, Half):
         tensor += CONVERTING * tile_rows / 128
     per_row = kind.tile_bytes / (kind.tile_k * 16) * spec.columns
     tokens_bytes = at.tokens * ROW_BYTES

@@ -49,7 +49,8 @@ class _Marks:
         self.read_before = c.at(self.read, "%cells")
         self.lanes = c.at(self.read_before, "%cells")
         _, self.now = present(c, strong=False)
-        self.synced = c.load("i32", "%w", WARP["synced"])
+        whole, part = (c.load("i32", "%w", WARP[name]) for name in ("synced", "met"))
+        self.synced = c(f"call i32 @llvm.umax.i32(i32 {whole}, i32 {part})")
         self.accessing = Accessing(c)
 
     def own(self, c: Code, stamps: str, size: int) -> tuple[str, str]:

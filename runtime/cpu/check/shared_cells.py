@@ -100,12 +100,14 @@ def cell_at(c: Code, base: str, cell: str, size: int) -> str:
 
 
 def differ(c: Code, cells: Cells, stamp: str, lanes: tuple[str, str]) -> str:
-    """i1: the stamp is the warp's own since it last synchronised, and of other lanes."""
+    """i1: the stamp is the warp's own, and of other lanes with which this one has not synchronised since."""
     own = c(f"icmp eq i32 {c(f'and i32 {stamp}, 31')}, {cells.warp}")
     open_ = c(f"icmp uge i32 {stamp}, {cells.synced}")
     vectors = [c(f"insertelement {vec('i8', 1)} poison, i8 {lane}, i32 0") for lane in lanes]
     apart = c(f"extractelement {vec('i1', 1)} {others(c, vectors[0], vectors[1], 1)}, i32 0")
-    return c(f"and i1 {c(f'and i1 {own}, {open_}')}, {apart}")
+    met = c(f"call i1 @turns.known(ptr %w, i32 {stamp}, i8 {lanes[0]}, i8 {lanes[1]})")
+    unmet = c(f"xor i1 {met}, true")
+    return c(f"and i1 {c(f'and i1 {own}, {open_}')}, {c(f'and i1 {apart}, {unmet}')}")
 
 
 def compare_lanes(

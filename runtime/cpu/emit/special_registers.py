@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 _I32, _I64 = vec("i32"), vec("i64")
 _CLOCK_STEP = 100  # cycles that a read of the clock adds: deterministic, and loops that wait for a time end
 _ENVIRONMENT = {"%envreg1": 32, "%envreg2": 0}
-_ZERO = frozenset(f"%reserved_smem_offset_{name}" for name in ("begin", "end", "cap", "0", "1"))  # nothing is reserved
 _CONSTANT_MASKS = {
     "%lanemask_eq": [1 << n for n in range(32)],
     "%lanemask_lt": [(1 << n) - 1 for n in range(32)],
@@ -37,7 +36,7 @@ def special_register(e: Operands, name: str) -> tuple[str, str]:
         return _SIMPLE[name](e), _I32
     if name in _ENVIRONMENT:
         return _workspace(e, _ENVIRONMENT[name]), _I32
-    if name.startswith("%envreg") or name in _ZERO:
+    if name.startswith("%envreg"):
         return "zeroinitializer", _I32
     if name == "%current_graph_exec":
         return "zeroinitializer", _I64

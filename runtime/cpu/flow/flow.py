@@ -31,6 +31,8 @@ from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
 from ptxgen.runtime.cpu.flow.unused_loads import droppable_loads, split_loads, unused_loads
 
+LONGEST_BLOCK = 512  # instructions: LLVM's time for a block grows with the square of what it holds
+
 
 class Flow(Names):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
@@ -69,7 +71,8 @@ class Flow(Names):
             if self._begun > MOST_BLOCKS:
                 where = f"an entry of more than {MOST_BLOCKS:,} blocks, what it calls included,"
                 raise IsaError(self.where(item.line, where))
-            if item.family is not None and (item.family.converges or item.family.retries) and block.ops:
+            apart = item.family is not None and (item.family.converges or item.family.retries) and block.ops
+            if apart or len(block.ops) >= LONGEST_BLOCK:
                 block = self._begin(called, self.fresh_key())
             block.ops.append(item)
             if item.words[0] in ("bra", "brx", "ret", "exit", "$go", "$back") or (item.family and item.family.blocks):

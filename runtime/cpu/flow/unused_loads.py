@@ -3,7 +3,7 @@ those whose values may come to nothing, as a choice between values stands before
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ptxgen.runtime.cpu.flow.blocks import Block, Op
@@ -80,38 +80,92 @@ def split_loads(blocks: list[Block]) -> tuple[frozenset[Op], frozenset[Op]]:
     """
     counting, idle = [], []
     for block in blocks:
+        behind = _Behind(block.live_out)
         for place in reversed(range(len(block.ops))):
             op = block.ops[place]
             splits = op.words[0] == "ld" and op.words[1] != "param" and op.guard is None
-            guard = _only_under(block, place) if splits else None
+            guard = behind.only_guard(op) if splits else None
             if guard is None:
+                behind.step(op)
                 continue
             reg, negated = guard
             reads = [*op.reads, reg]
             used = replace(op, guard=reg, negated=negated, reads=reads)
             rest = replace(op, guard=reg, negated=not negated, reads=[*reads])
             block.ops[place : place + 1] = [used, rest]
+            behind.step(rest)
+            behind.step(used)
             counting.append(used)
             idle.append(rest)
     return frozenset(counting), frozenset(idle)
 
 
-def _only_under(block: Block, place: int) -> tuple[Reg, bool] | None:
-    """The guard under which everything happens that a load's value matters for; None where there is not one."""
-    known = {reg.index for reg in block.ops[place].writes}
-    written: set[int] = set(known)
-    found: tuple[Reg, bool] | None = None
-    for op in block.ops[place + 1 :]:
-        if any(reg.index in known for reg in op.reads):
-            if op.guard is not None:
-                guard = (op.guard, op.negated)
-                if op.guard.index in written or (found is not None and found != guard):
-                    return None
-                found = guard
-            elif not op.pure:
-                return None
-            known.update(reg.index for reg in op.writes)
-        elif op.guard is None:
-            known.difference_update(reg.index for reg in op.writes)
-        written.update(reg.index for reg in op.writes)
-    return None if any(block.live_out >> index & 1 for index in known) else found
+_Guard = tuple[Reg, bool]
+_ANYWAY = None  # in the place of a guard: a value counts in all lanes
+
+
+class _Behind:
+    """What counts behind a place in a block, from its end on: registers under one guard, or in any case.
+
+    A guard that is written behind the place is none that a load before it could have.
+    """
+
+    def __init__(self, live_out: int) -> None:
+        self.live_out = live_out
+        self.written: set[int] = set()
+        self.counts: dict[int, _Guard | None] = {}
+        self.under: dict[int, set[int]] = {}  # by a guard's register: what counts under it
+
+    def only_guard(self, load: Op) -> _Guard | None:
+        """The guard under which everything happens that a load's value matters for; None where there is not one."""
+        counts, guard = self._of(load.writes)
+        return None if not counts or guard is None or guard[0] in load.writes else guard
+
+    def step(self, op: Op) -> None:
+        """To the place before an instruction."""
+        counts, guard = self._of(op.writes)
+        if op.guard is not None:
+            counts, guard = True, _joined((op.guard, op.negated), guard) if counts else (op.guard, op.negated)
+        elif not op.pure:
+            counts, guard = True, _ANYWAY
+        for reg in op.writes:
+            for other in self.under.pop(reg.index, ()):
+                self.counts[other] = _ANYWAY
+        if op.guard is None:
+            for reg in op.writes:
+                self._set(reg.index, False, _ANYWAY)
+        if guard is not None and guard[0] in op.writes:
+            guard = _ANYWAY
+        for reg in op.reads if counts else ():
+            own = _ANYWAY if op.guard is not None and reg.index == op.guard.index else guard
+            before, said = self._of([reg])
+            self._set(reg.index, True, _joined(own, said) if before else own)
+
+    def _of(self, regs: Iterable[Reg]) -> tuple[bool, _Guard | None]:
+        """(whether the values of these registers count, the guard under which)."""
+        found: list[_Guard | None] = []
+        for reg in regs:
+            if reg.index in self.counts:
+                found.append(self.counts[reg.index])
+            elif reg.index not in self.written and self.live_out >> reg.index & 1:
+                found.append(_ANYWAY)
+        if not found:
+            return False, _ANYWAY
+        guard = found[0]
+        for other in found[1:]:
+            guard = _joined(guard, other)
+        return True, guard
+
+    def _set(self, index: int, counts: bool, guard: _Guard | None) -> None:
+        self.written.add(index)
+        before = self.counts.pop(index, None)
+        if before is not None and before[0].index in self.under:
+            self.under[before[0].index].discard(index)
+        if counts:
+            self.counts[index] = guard
+            if guard is not None:
+                self.under.setdefault(guard[0].index, set()).add(index)
+
+
+def _joined(one: _Guard | None, other: _Guard | None) -> _Guard | None:
+    return one if one == other else _ANYWAY

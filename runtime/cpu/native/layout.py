@@ -77,7 +77,7 @@ CTA = _offsets(
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
-    "site:4 turns:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 waited:4 pad3:8 tid_x:128 "
+    "site:4 turns:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 waited:4 met:4 pad3:4 tid_x:128 "
     f"tid_y:128 tid_z:128 wake:128 parks:{MAX_PARKED * PARK_BYTES} vclock:128 ext:48 "
     "wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
     "wgmma_since:4 wgmma_groups:128 cluster_seen:128 copy_group:128 "
@@ -85,6 +85,7 @@ WARP = _offsets(
     "how:4 last_wait:4 waits:128 "
     "proxied:128"
 )
+TURNS_BYTES = 32 * 32 * 4  # of a warp in check mode: a time for each pair of lanes
 MADE_MAPS = 8  # tensor maps of a CTA that check mode keeps (`check/made_maps.py`)
 WAITS = 4  # of mbarriers, a warp's last, that check mode keeps (`check/late_lanes.py`)
 WAIT = _offsets("bar:8 mask:4 phase:4 arrived:4 apart:4 met:4 site:4")
@@ -108,10 +109,11 @@ LATE = _offsets("target:8 function:8 value:8 cta:8 bytes:8")
 LATE_RECORDS = 4096
 RELEASE, ACQUIRE, OWN_CTA = 1, 2, 4  # `how` an access synchronises; without the first two it is relaxed
 # check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of
-# `check/shared_races.py`, then a clock for each 8 bytes of shared memory (at offset `clocks`)
+# `check/shared_races.py`, then a clock for each 8 bytes of shared memory (at offset `clocks`), then of each lane of
+# each warp the times up to which it knows the other lanes (`turns`; `check/lane_turns.py`)
 CHECK = _offsets(
     "cells:8 clocks:8 writes:8 reads:8 last_reads:8 polls:8 strongs:8 written:8 read:8 write_lanes:8 "
-    "read_lanes:8 inits:8 pad:32 "
+    "read_lanes:8 inits:8 turns:8 pad:24 "
     "cluster:128 "
     f"arrived:128 visits:{16 * MAX_CLUSTER} bars:{128 * BARRIERS}"
 )

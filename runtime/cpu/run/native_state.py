@@ -37,6 +37,7 @@ from ptxgen.runtime.cpu.native.layout import (
     READY,
     STAMP_CTAS,
     THREAD,
+    TURNS_BYTES,
     WARP,
     WARP_LANES,
 )
@@ -212,9 +213,11 @@ def _check_block(shared: int) -> Block:
     """Clocks and cells of a CTA's shared memory (check mode); untouched pages cost nothing."""
     cells = round_up(shared // 4 + 1, 16)
     clocks = CHECK["arrays"] + round_up(cells * (4 + 4 + 4 * WARP_LANES + 12 + 4), 128)
-    block = Block(clocks + 128 * (cells // 2 + 1))
+    turns = clocks + 128 * (cells // 2 + 1)
+    block = Block(turns + WARP_LANES * TURNS_BYTES)
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
+    block.put("q", CHECK["turns"], block.address + turns)
     at = block.address + CHECK["arrays"]
     sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4}
     sizes |= {"written": 1, "read": 1, "write_lanes": 1, "read_lanes": 1}

@@ -26,7 +26,8 @@ _PARTS = (
     "support.printing",
     "check.shadow", "check.shared_cells", "check.vector_clocks", "check.shared_races", "check.async_proxy",
     "check.release_records", "check.record_rows", "check.release_acquire", "check.global_races", "check.global_reads",
-    "check.deferred_reductions", "check.remote_shared", "check.late_lanes", "check.made_maps", "support.equal_stores",
+    "check.deferred_reductions", "check.remote_shared", "check.late_lanes", "check.made_maps", "check.lane_turns",
+    "support.equal_stores",
 )  # fmt: skip
 
 

@@ -219,7 +219,7 @@ def doubtful(c: Code, access: Access, what: str, rows: str = "") -> None:
 
     `rows`: where the lanes' values are; none: its lanes write bytes of their own.
     """
-    if access.check != "check" or access.space == "local":
+    if access.check not in ("check", "collective") or access.space == "local":
         return
     if what == "begin":
         begin(c)

@@ -244,7 +244,7 @@ def _settle() -> str:
     met = c(f"icmp uge i32 {arrived}, {needed}")
     c.ret(when=c(f"xor i1 {met}, true"))
     c.ret(when=c(f"icmp eq i32 {arrived}, 0"))
-    _all_here(c, bar)
+    _all_here(c, default)
     c(f"call i32 @unpark(ptr %cta, i32 {PARK_BARRIER}, i32 %id, i64 0)")
     reset_barrier(c, bar)
     c.store("i32", c(f"add i32 {c.load('i32', '%cta', CTA['epoch'])}, 1"), "%cta", CTA["epoch"])
@@ -252,8 +252,9 @@ def _settle() -> str:
     return c.text()
 
 
-def _all_here(c: Code, bar: str) -> None:
-    """In check mode: warps that wait at the barrier, or have exited, do nothing now, so the barrier covers them whole.
+def _all_here(c: Code, default: str) -> None:
+    """In check mode: warps that wait at the barrier do nothing now, so the barrier covers them whole; one of all
+    threads (`default`) does so for warps that have exited, while others know of those what came before their arrival.
 
     That leaves one count for all of them, which later look-ups compare with at once.
     """
@@ -265,7 +266,8 @@ def _all_here(c: Code, bar: str) -> None:
         def cover(w: str) -> None:
             warp = c.load("i32", w, WARP["id"])
             slot = c(f"getelementptr i32, ptr {clock}, i32 {warp}")
-            with c.if_(c(f"icmp eq i32 {c.load('i32', w, WARP['exited'])}, -1")):
+            gone = c(f"icmp eq i32 {c.load('i32', w, WARP['exited'])}, -1")
+            with c.if_(c(f"and i1 {gone}, {default}")):
                 c.store("i32", now, slot)
             with c.count("i32", c.load("i32", w, WARP["parked"])) as index:
                 place = c(f"zext i32 {c(f'mul i32 {index}, {PARK_BYTES}')} to i64")

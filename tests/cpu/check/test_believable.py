@@ -31,6 +31,8 @@ STORES = {
     "vectors": "mov.u32 %r1, VALUE; st.shared.v2.u32 [s], {%r1, %r1}; ret;",
     "shared by some lanes": "and.b32 %r4, %lane, 7; shl.b32 %r2, %r4, 3; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; "
     "mov.u32 %r1, VALUE; add.u32 %r4, %r4, %r1; st.shared.v2.u32 [%r2], {%r4, %r4}; ret;",
+    "a matrix": "and.b32 %r2, %lane, 15; shl.b32 %r2, %r2, 4; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; "
+    "mov.u32 %r1, VALUE; stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r2], {%r1, %r1}; ret;",
     "halves shared by some lanes": "and.b32 %r4, %lane, 7; shl.b32 %r2, %r4, 1; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; "
     "mov.u32 %r1, VALUE; add.u32 %r4, %r4, %r1; cvt.u16.u32 %h1, %r4; st.shared.b16 [%r2], %h1; ret;",
 }

@@ -118,6 +118,58 @@ IN_PLACE = """mov.u32 %r1, %tid; {partner} mad.wide.u32 %rd1, %r1, {size}, %a0; 
 OF_WARP_1 = "or.b32 %r2, %r1, 32;"
 
 
+@pytest.mark.parametrize("store_first", [True, False])
+def test_a_barrier_releases_what_came_before_an_arrival_also_of_a_warp_that_has_exited(store_first):
+    """The first warp arrives, stores and exits before the second one comes."""
+    store, arrive = "st.shared.u32 [%r1], %lane;", "bar.arrive 1, 64;"
+    body = f"""mad.lo.u32 %r1, %lane, 4, 0; mov.u32 %r2, s; add.u32 %r1, %r1, %r2;
+  setp.ne.u32 %p1, %warp, 0; @%p1 bra other; {store + arrive if store_first else arrive + store} ret;
+other: bar.sync 1, 64; ld.shared.u32 %r3, [%r1]; add.u64 %rd1, %a0, %at4; st.global.u32 [%rd1], %r3; ret;"""
+    if store_first:
+        run(body, u32(64))
+    else:
+        finding("race in kernel k.*ld.shared.*warp 0 has written", body, u32(64))
+
+
+# lanes of a warp meet in parts ----------------------------------------------------------------------------------------
+# every lane stores its own word of s and reads the one of lane `lane ^ AWAY`; the barriers between have these masks
+PARTS = """mov.u32 %r2, s; mad.lo.u32 %r1, %lane, 4, %r2; xor.b32 %r3, %lane, AWAY; mad.lo.u32 %r3, %r3, 4, %r2;
+  and.b32 %r4, %lane, 16; shl.b32 %r4, 0x0000ffff, %r4; and.b32 %r5, %lane, 24; shl.b32 %r5, 0x000000ff, %r5;
+  st.shared.u32 [%r1], %lane; BARRIERS ld.shared.u32 %r6, [%r3]; add.u64 %rd1, %a0, %at4; st.global.u32 [%rd1], %r6;
+  ret;"""
+HALVES, QUARTERS, ALL = "bar.warp.sync %r4;", "bar.warp.sync %r5;", "bar.warp.sync 0xffffffff;"
+
+
+@pytest.mark.parametrize(
+    ("barriers", "away", "met"),
+    [(HALVES, 1, True), (HALVES, 15, True), (HALVES, 16, False), (QUARTERS, 7, True), (QUARTERS, 8, False),
+     (QUARTERS + HALVES, 8, True), (HALVES + QUARTERS, 8, True), (HALVES + QUARTERS, 16, False), (ALL, 16, True),
+     (HALVES + ALL, 31, True), (ALL + HALVES, 31, True), ("", 1, False)],
+)  # fmt: skip
+def test_a_part_of_a_warp_that_meets_orders_its_own_lanes(barriers, away, met):
+    body = PARTS.replace("AWAY", str(away)).replace("BARRIERS", barriers)
+    if met:
+        (out,) = run(body, u32(32), block=32)
+        np.testing.assert_array_equal(out, np.arange(32) ^ away)
+    else:
+        finding("race in kernel k.*ld.shared.*a bar.warp.sync between them would", body, u32(32), block=32)
+
+
+def test_what_a_lane_has_been_told_it_tells_to_those_it_meets_next():
+    """Lane 0 and 16 meet, then the halves: lane 17 knows lane 0's store, and not lane 1's."""
+    body = """mov.u32 %r2, s; mad.lo.u32 %r1, %lane, 4, %r2; and.b32 %r4, %lane, 16; shl.b32 %r4, 0x0000ffff, %r4;
+  st.shared.u32 [%r1], %lane; and.b32 %r5, %lane, 15; setp.eq.u32 %p1, %r5, 0; @%p1 bar.warp.sync 0x10001;
+  bar.warp.sync %r4; setp.ne.u32 %p2, %lane, 17; @%p2 ret; ld.shared.u32 %r6, [s+FROM]; add.u64 %rd1, %a0, %at4;
+  st.global.u32 [%rd1], %r6; ret;"""
+    run(body.replace("FROM", "0"), u32(32), block=32)
+    finding("race in kernel k", body.replace("FROM", "4"), u32(32), block=32)
+
+
+def test_lanes_that_have_exited_are_no_part_of_a_warp():
+    body = PARTS.replace("AWAY", "1").replace("BARRIERS", HALVES)
+    run("setp.ge.u32 %p1, %lane, 16; @%p1 ret; " + body, u32(32), block=32)
+
+
 def in_place(sync, partner=OF_WARP_1, kind="u32", grid=2):
     size = int(kind[1:]) // 8
     value = {2: "%h1", 4: "%r4"}[size]

@@ -114,3 +114,47 @@ def test_only_the_entry_that_needs_it_is_refused(name: str) -> None:
         module["k"].launch(1, 1, [out])
     module["other"].launch(1, 1, [out])
     assert out.numpy()[0] == 7
+
+
+# as cooperative groups of several warps use it: 288 bytes from `_1` on, no bit set, apart from the kernel's variables
+RESERVED = """
+    mov.u32 %r2, %reserved_smem_offset_1;
+    cvt.u64.u32 %rd2, %r2;
+    cvta.shared.u64 %rd2, %rd2;
+    atom.or.b32 %r3, [%rd2], 1;
+    st.shared.u32 [s], 2;
+    st.u32 [%rd2+284], 4;
+    mov.u32 %r2, s;
+    ld.shared.u32 %r1, [%r2];
+    or.b32 %r1, %r1, %r3;
+    ld.u32 %r3, [%rd2+284];
+    or.b32 %r1, %r1, %r3;
+"""
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ExecutionNote")
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("mode", ["fast", "random", "check"])
+def test_reserved_shared_memory_begins_as_zeros(mode, called):
+    if called:
+        outside = ".func (.reg .u32 %o) at() { mov.u32 %o, %reserved_smem_offset_1; ret; }\n"
+        text = kernel(RESERVED.replace("mov.u32 %r2, %reserved_smem_offset_1", "call (%r2), at, ()"), outside)
+    else:
+        text = kernel(RESERVED)
+    device = open_device("cpu", mode=mode)
+    out = device.zeros(1, "u32")
+    device.module(text)["k"].launch(2, 1, [out])
+    assert out.numpy()[0] == 6
+
+
+def test_the_bounds_of_reserved_shared_memory():
+    body = """{ .reg .u32 %begin, %end, %cap, %zero, %one;
+    mov.u32 %begin, %reserved_smem_offset_begin; mov.u32 %end, %reserved_smem_offset_end;
+    mov.u32 %cap, %reserved_smem_offset_cap; mov.u32 %zero, %reserved_smem_offset_0;
+    mov.u32 %one, %reserved_smem_offset_1;
+    sub.u32 %r1, %end, %begin; sub.u32 %cap, %end, %cap; sub.u32 %zero, %zero, %begin; sub.u32 %one, %one, %begin;
+    mad.lo.u32 %r1, %cap, 7, %r1; mad.lo.u32 %r1, %zero, 7, %r1; mad.lo.u32 %r1, %one, 65536, %r1; }"""
+    device = open_device("cpu")
+    out = device.zeros(1, "u32")
+    device.module(kernel(body))["k"].launch(1, 1, [out])
+    assert divmod(int(out.numpy()[0]), 65536) == (512, 1024)

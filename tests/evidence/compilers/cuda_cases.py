@@ -273,3 +273,11 @@ def _(rng):
 def _(rng):
     x = ints(rng, 128)
     return Work([x, poison(2, "i4")], {1: np.full(2, x.sum(), np.int32)})
+
+
+@case("nvrtc", "cooperative_tiles_of_warps", 1, 128)
+def _(rng):
+    x = ints(rng, 128)
+    return Work(
+        [x, poison(128, "i4")], {1: (np.repeat(x.reshape(2, 64).sum(1), 64) + np.arange(128) % 64).astype("i4")}
+    )

@@ -12,6 +12,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.text import Text
 from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
@@ -178,6 +179,17 @@ def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: 
     assert model.steps.decode._graph is None
 
 
+def test_a_stop_string_that_begins_with_a_space_is_seen_at_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of its own begins without the space of its first piece, one that goes on after a prompt has it."""
+    model, first = model_of(device), RECORDED["llama.tokens"].tolist()[0]
+    text = Text([b" w%d." % n for n in range(model.shape.vocab)], lambda said: [], space_prefix=True)
+    monkeypatch.setattr(type(model.source), "text", lambda source: text, raising=False)
+    assert text.decode([first]) == f"w{first}."
+    assert list(model.tokens(PROMPT, 20, stop=f" w{first}.")) == [first]
+
+
 def test_generation_stops(device: Device) -> None:
     model, recorded = model_of(device), RECORDED["llama.tokens"].tolist()
     assert list(model.tokens(PROMPT, 20, stop_ids=[recorded[5]])) == recorded[: recorded.index(recorded[5])]
@@ -281,6 +293,33 @@ def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
     plain = ReferenceModel(file.spec, file.values()).forward(prompt)[-1]
     apart = [np.linalg.norm(got - each) / np.linalg.norm(each) for each in (want, plain)]
     assert apart[0] < 0.02 < apart[1] < 0.2, apart
+
+
+@pytest.mark.parametrize("format", ["q4_k", "q6_k"])
+def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
+    """Prompts and batches have the float64 model's tokens, with "fast" precision too: up to eight rows are exact."""
+    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    spec = small_spec("llama", **changes)
+    file = ArrayFile(spec, random_weights(spec), format)
+    reference = ReferenceModel(spec, file.values())
+    model = Model(file, device, "f32", chunk=8)
+    ops = model.program("prefill", 8).ops
+    assert {"pack_digits", "digit_gemm"} <= {op.spec.kernel_name for op in ops}
+    assert not {"gemm", "rms_norm"} & {op.spec.kernel_name for op in ops}
+    want = reference.generate(PROMPT, N_TOKENS)
+    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
+    for precision in ("exact", "fast"):
+        whole = Model(file, device, "f32", chunk=1, precision=precision, weights=model.weights)
+        batch = whole.batch(slots=3)
+        found = {}
+        for slot in range(3):
+            at, token = batch.join(PROMPT)
+            assert at == slot
+            found[slot] = [token]
+        while len(found[0]) < N_TOKENS:
+            for slot, token in batch.step().items():
+                found[slot].append(token)
+        assert found == dict.fromkeys(range(3), want)
 
 
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ptxgen.models.memory import memory_plan, plan_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.profile import op_bytes
-from ptxgen.runtime.model.timing import StepTime, _parts
+from ptxgen.runtime.model.timing import StepTime, _parts, step_time
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
@@ -80,8 +80,6 @@ def test_a_timed_model_says_how_long_the_parts_of_every_step_took(
         assert min(one.parts.values()) > 0
         assert one.us == pytest.approx(sum(one.parts.values()))
     assert [record.getMessage() for record in caplog.records] == [str(one) for one in timed.timings]
-    first = str(StepTime(0, 4, {"embedding": 1.5, "head": 2.5}))
-    assert first == "positions 0 to 3: 4.0 µs (embedding 1.5, head 2.5), 1000000 tokens/s"
     ops = timed.program().ops
     parts = dict(zip([op.role for op in ops], _parts(timed.program(), spec.block), strict=True))
     assert (parts["o_proj"], parts["gate_up"], parts["down_proj"], parts["lm_head"]) == (
@@ -92,6 +90,24 @@ def test_a_timed_model_says_how_long_the_parts_of_every_step_took(
     )
     assert parts.get("o_proj.add", "attention") == "attention"
     assert parts.get("down_proj.add", "mlp") == "mlp"
+
+
+def test_a_steps_time_is_the_sum_of_its_ops_and_a_line() -> None:
+    spec = small_spec("llama", num_hidden_layers=2)
+    program = step_program(spec, "f32")
+    us = [float(2**n) for n in range(len(program.ops))]
+    one = step_time(program, spec.block, us, 5, 1)
+    roles = [op.role for op in program.ops]
+    attends = sum(
+        t for t, role in zip(us, roles, strict=True) if role not in ("embed_tokens", "gate_up", "down_proj", "lm_head")
+    )
+    feeds = sum(t for t, role in zip(us, roles, strict=True) if role in ("gate_up", "down_proj"))
+    assert one.parts == {"embedding": 1.0, "attention": attends, "mlp": feeds, "head": us[-1]}
+    assert one.us == sum(us)
+    said = str(StepTime(7, 1, {"embedding": 1.5, "head": 2.5}))
+    assert said == "position 7: 4.0 µs (embedding 1.5, head 2.5), 250000 tokens/s"
+    said = str(StepTime(0, 4, {"embedding": 1.5, "head": 2.5}))
+    assert said == "positions 0 to 3: 4.0 µs (embedding 1.5, head 2.5), 1000000 tokens/s"
 
 
 def test_memory_on_the_device_is_the_plan(model: Model) -> None:

@@ -87,6 +87,6 @@ def reduced(e: Emitter, op: Op) -> None:
 @emits("bar.warp", outputs=0, converges=True)
 def warp_sync(e: Emitter, op: Op) -> None:
     """Wait for the lanes of a mask; their accesses of memory are ordered then."""
-    gather_members(e, op.operands[0])
+    members = gather_members(e, op.operands[0])
     if e.check:
-        e.c.do("call void @clock.turn(ptr %w)")
+        e.c.do(f"call void @turns.meet(ptr %w, i32 {e.mask}, {vec('i32')} {members})")

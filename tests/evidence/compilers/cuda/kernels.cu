@@ -428,3 +428,16 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) cluster_sum(const int* in, 
     if (threadIdx.x == 0) out[blockIdx.x] = mine + *cluster.map_shared_rank(&mine, cluster.block_rank() ^ 1);
     cluster.sync();
 }
+
+//== cooperative_tiles_of_warps
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void cooperative_tiles_of_warps(const int* in, int* out) {
+    __shared__ cg::block_tile_memory<128> memory;
+    auto block = cg::this_thread_block(memory);
+    auto tile = cg::tiled_partition<64>(block);
+    int total = cg::reduce(tile, in[block.thread_rank()], cg::plus<int>());
+    tile.sync();
+    out[block.thread_rank()] = total + tile.thread_rank();
+}

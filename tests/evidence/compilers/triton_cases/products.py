@@ -200,3 +200,13 @@ def _(rng):
         out.append(softmax(keys @ q[n] * 0.25) @ values)
     args = [q, k, v, table, lengths, poison(64, "f4"), np.float32(0.25), 3]
     return Work(args, {5: Close(np.stack(out), 1e-4, 1e-5)})
+
+
+@kernel("linear_attention", "q:*bf16 k:*bf16 v:*bf16 out:*fp32 length:i32", 2, least="sm_80", D=32, B=32)
+def _(rng):
+    q, k, v = ((floats(rng, 2, 128, 32) * 0.3).astype(ml_dtypes.bfloat16) for _ in range(3))
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    scores = np.tril(wide[0] @ wide[1].transpose(0, 2, 1))
+    return Work(
+        [q, k, v, poison(2 * 128 * 32, "f4"), 128], {3: Close((scores @ wide[2]).astype(np.float32), 2e-2, 2e-2)}
+    )

@@ -129,3 +129,29 @@ def _(rng):
     x = floats(rng, 4, 128)
     args = [x, poison(4, "f4"), np.zeros(1, np.int32), poison(1, "f4")]
     return Work(args, {3: Close(x.sum(keepdims=True).reshape(1), 1e-4, 1e-4)})
+
+
+@kernel("hadamard", "x:*fp32 out:*fp32", 1, warps=2, N=64, STEPS=6)
+def _(rng):
+    x, matrix = floats(rng, 64), np.ones((1, 1))
+    for _ in range(6):
+        matrix = np.kron([[1, 1], [1, -1]], matrix)
+    return Work([x, poison(64, "f4")], {1: Close((matrix @ x).astype(np.float32), 1e-4, 1e-4)})
+
+
+@kernel("grid_barrier", "x:*fp32 meet:*i32 doubled:*fp32 out:*fp32 programs:i32", 4, N=128)
+def _(rng):
+    x = floats(rng, 4, 128)
+    args = [x, np.zeros(1, np.int32), poison(512, "f4"), poison(512, "f4"), 4]
+    return Work(args, {3: np.roll(x * 2, -1, 0)})
+
+
+@kernel("nearest_centre", "x:*fp32 centres:*fp32 labels:*i32 counts:*i32 sums:*fp32 n:i32", 4, K=16, D=8, B=32)
+def _(rng):
+    x, centres = rng.integers(-20, 20, (100, 8)).astype(np.float32), floats(rng, 16, 8) * 10
+    label = ((x[:, None] - centres[None]) ** 2).sum(2).argmin(1)
+    sums = np.zeros((16, 8), np.float32)
+    np.add.at(sums, label, x)
+    args = [x, centres, poison(100, "i4"), np.zeros(16, np.int32), np.zeros((16, 8), np.float32), 100]
+    counts = np.bincount(label, minlength=16).astype(np.int32)
+    return Work(args, {2: label.astype(np.int32), 3: counts, 4: Close(sums, 1e-5, 1e-5)})

@@ -283,3 +283,16 @@ def paged_attention(q, k_pages, v_pages, table, lengths, out, scale, most_pages,
         total = total * less + tl.sum(powers, 0)
         largest = new
     tl.store(out + sequence * D + dim, result / total)
+
+
+@triton.jit
+def linear_attention(q, k, v, out, length, D: tl.constexpr, B: tl.constexpr):
+    row = tl.arange(0, B)
+    column = tl.arange(0, D)
+    state = tl.zeros((D, D), tl.float32)
+    for first in range(0, length, B):
+        at = (tl.program_id(0) * length + first + row)[:, None] * D + column[None, :]
+        queries, keys, values = tl.load(q + at), tl.load(k + at), tl.load(v + at)
+        scores = tl.where(row[:, None] >= row[None, :], tl.dot(queries, tl.trans(keys)), 0.0)
+        tl.store(out + at, tl.dot(scores.to(tl.bfloat16), values) + tl.dot(queries, state.to(tl.bfloat16)))
+        state += tl.dot(tl.trans(keys), values)

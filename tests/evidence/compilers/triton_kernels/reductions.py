@@ -158,3 +158,41 @@ def last_block_sums(x, parts, ticket, out, BLOCKS: tl.constexpr, N: tl.constexpr
     tl.debug_barrier()
     if tl.atomic_add(ticket, 1) == BLOCKS - 1:
         tl.store(out, tl.sum(tl.load(parts + tl.arange(0, BLOCKS), volatile=True), 0))
+
+
+@triton.jit
+def hadamard(x, out, N: tl.constexpr, STEPS: tl.constexpr):
+    values = tl.load(x + tl.arange(0, N))
+    for step in tl.static_range(STEPS):
+        pairs = tl.permute(tl.reshape(values, [N >> (step + 1), 2, 1 << step]), [0, 2, 1])
+        left, right = tl.split(pairs)
+        values = tl.reshape(tl.permute(tl.join(left + right, left - right), [0, 2, 1]), [N])
+    tl.store(out + tl.arange(0, N), values)
+
+
+@triton.jit
+def grid_barrier(x, meet, doubled, out, programs, N: tl.constexpr):
+    program = tl.program_id(0)
+    at = tl.arange(0, N)
+    tl.store(doubled + program * N + at, tl.load(x + program * N + at) * 2)
+    tl.debug_barrier()
+    tl.atomic_add(meet, 1, sem="acq_rel")
+    while tl.atomic_add(meet, 0, sem="acquire") < programs:
+        pass
+    tl.debug_barrier()
+    after = (program + 1) % programs
+    tl.store(out + program * N + at, tl.load(doubled + after * N + at, volatile=True))
+
+
+@triton.jit
+def nearest_centre(x, centres, labels, counts, sums, n, K: tl.constexpr, D: tl.constexpr, B: tl.constexpr):
+    row = tl.program_id(0) * B + tl.arange(0, B)
+    column = tl.arange(0, D)
+    inside = row < n
+    points = tl.load(x + row[:, None] * D + column[None, :], mask=inside[:, None], other=0.0)
+    middle = tl.load(centres + tl.arange(0, K)[:, None] * D + column[None, :])
+    away = points[:, None, :] - middle[None, :, :]
+    label = tl.argmin(tl.sum(away * away, 2), 1)
+    tl.store(labels + row, label, mask=inside)
+    tl.atomic_add(counts + label, 1, mask=inside)
+    tl.atomic_add(sums + label[:, None] * D + column[None, :], points, mask=inside[:, None])

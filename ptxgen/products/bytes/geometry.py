@@ -1,0 +1,122 @@
+"""How a product of a few tokens is shared out: clusters over rows, their CTAs over k, warps. Choices are a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ptxgen.products.bytes import layout
+from ptxgen.products.geometry import Runs
+from ptxgen.weights.format import TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.weights.format import WeightFormat
+
+SHARED = 232448  # bytes that a CTA can have
+KEPT = 1024  # for mbarriers, and what the system takes
+# CTAs that share k, and how many clusters of them there is room for at once
+SPLITS = {1: 132, 2: 66, 4: 30, 8: 14}
+MOST_UNITS = 8 * 28  # of k, with the most CTAs that share it
+MOST_SPARE = 0.13  # of all tiles
+
+
+class Shape(NamedTuple):
+    """Warps of a CTA and tiles on their way of a warp, at most."""
+
+    warps: int
+    stages: int
+
+
+# by tokens, of formats of few words a lane and a tile, and of many
+SHAPES = {
+    8: (Shape(12, 1), Shape(16, 1)),
+    16: (Shape(12, 1), Shape(12, 1)),
+    24: (Shape(8, 1), Shape(8, 1)),
+    32: (Shape(8, 1), Shape(8, 1)),
+}
+LONG, OF_LONG = 160, Shape(12, 2)  # from so many tiles a CTA on, for eight tokens and few words
+FEW_WORDS = 30
+
+
+@dataclass(frozen=True)
+class TokenRuns(Runs):
+    """`Runs` of a cluster of `split` CTAs, each with `tiles` of the tiles of every record; `ctas` counts clusters.
+
+    Where they do not come out even, the last CTA has its first `spare` tiles in common with the one before, and takes
+    x as zero there.
+    """
+
+    split: int = 1
+    spare: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Tiles of eight tokens."""
+        return self.tokens // layout.TOKENS
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of the tokens in shared memory."""
+        return self.tiles * self.groups * layout.UNIT_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the warps' sums."""
+        return 4 * TILE_ROWS * self.tokens * (self.most * self.parts + self.warps)
+
+    @property
+    def shared(self) -> int:
+        """Of tokens, the warps' sums, and those that a cluster adds up."""
+        joined = 4 * TILE_ROWS * self.tokens * self.most * self.parts if self.split > 1 else 0
+        return self.vector_bytes + self.slot_bytes + joined
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it is in shared memory."""
+        return self.shared + KEPT <= SHARED and self.spare < self.tiles
+
+
+def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int) -> TokenRuns:
+    """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
+    crowded = sum(piece.words for piece in kind.span_pieces) > FEW_WORDS
+    tiles = -(-kind.tiles(k) // split)
+    spare = tiles * split - kind.tiles(k)
+    turns = 1
+    while True:
+        clusters = min(units, SPLITS[split] * turns)
+        most_tiles = -(-units // clusters) * parts * tiles
+        shape = OF_LONG if most_tiles >= LONG and tokens == layout.TOKENS and not crowded else SHAPES[tokens][crowded]
+        warps = min(shape.warps, most_tiles)
+        stages = min(shape.stages, -(-most_tiles // warps))
+        runs = TokenRuns(units, parts, tiles, warps, stages, clusters, tokens, split, spare)
+        if runs.fits or clusters == units:
+            return runs
+        turns += 1
+
+
+def best(units: int, parts: int, kind: WeightFormat, k: int, rows: int) -> TokenRuns | None:
+    """The geometry for so many rows, by what was measured on an H200: 16 tokens a CTA at most, but where 24 or 32 take
+    one turn in clusters of four. The smallest cluster whose tokens fit, and the next larger one where a CTA would bring
+    as many units of tokens as it has tiles; None where none fits."""
+    tokens = min(-(-rows // layout.TOKENS) * layout.TOKENS, max(SHAPES))
+    if tokens > MOST_TOGETHER:
+        runs = _smallest(units, parts, kind, k, tokens)
+        if runs is not None and runs.split <= 4 and runs.ctas <= SPLITS[runs.split]:
+            return runs
+    together = _smallest(units, parts, kind, k, min(tokens, MOST_TOGETHER))
+    return together or _smallest(units, parts, kind, k, layout.TOKENS)
+
+
+MOST_TOGETHER = 16  # tokens of a CTA
+WORTH = {8: 1.0, 16: 1.5, 24: 2.0, 32: 2.5}  # units of eight tokens that come while a tile is multiplied, by tokens
+
+
+def _smallest(units: int, parts: int, kind: WeightFormat, k: int, tokens: int) -> TokenRuns | None:
+    tiles = kind.tiles(k)
+    every = (share_runs(units, parts, kind, k, tokens, split) for split in SPLITS if split <= tiles)
+    found = [each for each in every if each.fits and each.spare <= MOST_SPARE * tiles]
+    if not found:
+        return None
+    first = found[0]
+    brings = first.tiles * first.groups >= WORTH[tokens] * first.most * parts * first.tiles
+    return found[1] if brings and len(found) > 1 else first
