@@ -81,19 +81,23 @@ def launch() -> None:
 
 def measure(run: Run) -> None:
     """Rows of every case, from one run of ncu."""
+    add(run, profile("benchmarks.counters", [*(name for name, _ in MEASURES.values()), *map(STALL.format, REASONS)]))
+
+
+def profile(module: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """What ncu says, with these metrics, of the kernels that `module` launches with `LAUNCH`."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise SystemExit("ncu: not found; it comes with Nsight Compute and the CUDA toolkit, and must be on PATH")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
-        metrics = ",".join([*(name for name, _ in MEASURES.values()), *map(STALL.format, REASONS)])
         options = ["--csv", "--page=raw", "--print-units=base", "--clock-control=none", "--profile-from-start=off"]
-        child = [sys.executable, "-m", "benchmarks.counters", LAUNCH]
-        done = subprocess.run([ncu, *options, f"--metrics={metrics}", f"--log-file={log}", *child])
+        child = [sys.executable, "-m", module, LAUNCH]
+        done = subprocess.run([ncu, *options, f"--metrics={','.join(names)}", f"--log-file={log}", *child])
         text = log.read_text() if log.is_file() else ""
     if done.returncode:
         raise SystemExit(f"ncu: exit status {done.returncode}\n{text[-2000:]}")
-    add(run, list(kernels(text)))
+    return list(kernels(text))
 
 
 def kernels(text: str) -> Iterator[dict[str, str]]:
@@ -113,8 +117,8 @@ def add(run: Run, found: Sequence[Mapping[str, str]]) -> None:
         if ("incremental_attention" in name) != (impl == "ptxgen"):
             raise SystemExit(f"ncu: {case}, {impl}: another kernel stands in its report, {name}")
     for (case, impl), each in zip(wanted, found, strict=True):
-        measures = {name: _number(each[metric]) * factor for name, (metric, factor) in MEASURES.items()}
-        run.add(case.fields(), impl, **measures, stalls=stalls({r: _number(each[STALL.format(r)]) for r in REASONS}))
+        measures = {name: number(each[metric]) * factor for name, (metric, factor) in MEASURES.items()}
+        run.add(case.fields(), impl, **measures, stalls=stalls({r: number(each[STALL.format(r)]) for r in REASONS}))
 
 
 def stalls(cycles: Mapping[str, float]) -> str:
@@ -125,7 +129,7 @@ def stalls(cycles: Mapping[str, float]) -> str:
     return ", ".join(f"{reason.replace('_', ' ')} {100 * shares[reason]:.0f} %" for reason in largest)
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     """ncu writes 1,234.5."""
     return float(text.replace(",", ""))
 

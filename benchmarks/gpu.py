@@ -33,13 +33,13 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 class Loaded:
-    """A generated kernel on the current device, with its workspaces."""
+    """A generated kernel on the current device, with its workspaces; `cubin`: its machine code, if that is there."""
 
-    def __init__(self, ptx: Ptx, **capacities: int) -> None:
+    def __init__(self, ptx: Ptx, cubin: bytes = b"", **capacities: int) -> None:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
         self.ptx = ptx
-        self.module = check(driver.cuModuleLoadData(ptx.text.encode() + b"\0"))
+        self.module = check(driver.cuModuleLoadData(cubin or ptx.text.encode() + b"\0"))
         self.function = check(driver.cuModuleGetFunction(self.module, ptx.entry.encode()))
         self.launch_at = ptx.launch.at(capacities)
         attribute = driver.CUfunction_attribute
@@ -110,9 +110,9 @@ def sets_for(nbytes: int, budget: float = L2_BYTES) -> int:
     return int(max(2, min(MOST_SETS, -(-budget // nbytes))))
 
 
-def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9) -> float:
+def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9, settle: float = SETTLE_SECONDS) -> float:
     """Microseconds per call: the median over replays of one graph that holds all calls back to back, after it was
-    replayed for `SETTLE_SECONDS`."""
+    replayed for so many seconds."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -122,7 +122,7 @@ def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
-    settled = time.perf_counter() + SETTLE_SECONDS
+    settled = time.perf_counter() + settle
     while True:
         graph.replay()
         torch.cuda.synchronize()

@@ -3,9 +3,11 @@
     python -m benchmarks.packed_products --seconds 100            measure on a GPU, print, append rows of products
     python -m benchmarks.packed_products --report [--run ID]      the table of the last run, or of one
 
-Every call is a node of a CUDA graph over weights that exceed the L2. Implementations of a case are measured one after
-the other, the cases in a random order. `ptxgen`: `PackedGemm.best`, precision "fast"; `programmatic`: the same launched
-programmatically; `exact`: the other precision; `pack`: PackTokens. `error`: of 64 tokens, against float64.
+Every call is a node of a CUDA graph over weights that exceed the L2, the same values for all. Implementations of a case
+are measured in rounds, each in a random order, and the mean counts; so are the cases. `ptxgen`: `PackedGemm.best`,
+precision "fast", results in bf16 as cuBLAS has them; `programmatic`: the same launched programmatically; `exact`: the
+other precision, results in f32; `stream`: `programmatic` in tiles of 128 rows by 256 tokens, all k shared out evenly;
+`pack`: PackTokens. `error`: of 64 tokens, against float64.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from benchmarks.prepared import Made, prepared
 from benchmarks.products import FLOORS, SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from ptxgen.generator import generate
+from ptxgen.dtypes import bf16
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.weights import weight_format
 
@@ -31,24 +37,54 @@ TARGET = "sm_90a"
 FEW, MANY = (8, 32, 64), (128, 512, 2048, 4096)
 QUANTISED = ("q4_k", "int4_g128", "q8_0", "q6_k", "e4m3_channel")
 BYTES = 260e6  # of weights in turn: five times the L2
-LARGEST = 1 << 16  # outputs of a matrix that many tokens are multiplied with
 ROWS = 64  # whose error is taken
 NODES = 16
+STREAMED = 512  # tokens with which k is shared out evenly, too
+ROUNDS = 2
+SETTLE = 0.02  # seconds before a measurement
+MOST_US = 6000.0  # of a graph, where the weights allow it
+TYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def cases() -> Iterator[Case]:
     """bf16 in every shape and number of tokens; other formats with a few."""
-    chosen = [(m, n, k, "bf16") for n, k in SHAPES for m in (*FEW, *MANY) if m <= FEW[-1] or n < LARGEST]
+    chosen = [(m, n, k, "bf16") for n, k in SHAPES for m in (*FEW, *MANY)]
     chosen += [(m, n, k, name) for name in QUANTISED for n, k in SHAPES[:2] for m in (32, 512)]
     for m, n, k, name in chosen:
         yield {"m": m, "n": n, "k": k, "weights": name}
 
 
-def measure(run: Run, case: Case) -> None:
-    """Every implementation of a case, cuBLAS between them."""
+def specs(case: Case) -> dict[str, PackedGemm]:
+    """By name, the products that are measured of a case."""
+    m, fields = case["m"], {name: case[name] for name in ("n", "k", "weights")}
+    found = {}
+    for impl in ("ptxgen", "programmatic"):
+        programmatic = impl == "programmatic"
+        found[impl] = PackedGemm.best(m, precision="fast", out_dtype=bf16, programmatic=programmatic, **fields)
+    if m == STREAMED and case["weights"] == "bf16":
+        tile = {"tokens": 256, "tile_rows": 128, "split": 1, "share": 1}
+        found["stream"] = replace(found["programmatic"], stream=True, **tile)
+    if (case["n"], case["k"]) in SHAPES[:2]:
+        found["exact"] = PackedGemm.best(m, precision="exact", **fields)
+    return found
+
+
+def packing(spec: PackedGemm) -> PackTokens:
+    """What packs the tokens of a product."""
+    return PackTokens(spec.k, spec.tokens, precision=spec.precision)
+
+
+def named(spec: PackedGemm) -> str:
+    """`TOKENSxROWSxSPLITxSHARE`, and `stream` where k is shared out evenly; 0: by the table."""
+    tile = "x".join(str(part) for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
+    return f"{tile} stream" if spec.stream else tile
+
+
+def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None:
+    """Every implementation of a case, in rounds."""
     import torch
 
-    from benchmarks.gpu import graph_us, sets_for
+    from benchmarks.gpu import Loaded, graph_us, sets_for
 
     m, n, k, name = case["m"], case["n"], case["k"], case["weights"]
     x = torch.randn(m, k, device="cuda")
@@ -56,50 +92,46 @@ def measure(run: Run, case: Case) -> None:
     nbytes = weights.packed.numel()
     count = min(24, sets_for(nbytes, BYTES))
     copies = [weights.packed, *(weights.packed.clone() for _ in range(count - 1))]
-    ours = ["ptxgen", *(["programmatic"] if m <= FEW[-1] else []), *(["exact"] if (n, k) in SHAPES[:2] else [])]
-    for impl in ours:
-        _ours(run, case, impl, weights, copies, x)
-    del weights, copies
-    if name == "bf16":
-        matrices = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
-        half = x.bfloat16()
-        calls = [partial(torch.mm, half, each.t()) for each in matrices]
-        us = graph_us(calls * max(1, NODES // count))
-        run.add(case, "cublas", us=us, bytes=nbytes, tbs=nbytes / us / 1e6, tflops=2 * m * n * k / us / 1e6)
-    shown = {row["impl"]: round(row["us"], 2) for row in run.rows if row["case"] == case}
-    print(case, shown, flush=True)
-
-
-def _ours(run: Run, case: Case, impl: str, weights: Weights, copies: Sequence[Any], x: Any) -> None:
-    import torch
-
-    from benchmarks.gpu import Loaded, graph_us
-
-    m, n, k = case["m"], case["n"], case["k"]
-    fields = {"precision": "exact" if impl == "exact" else "fast", "programmatic": impl == "programmatic"}
-    spec = PackedGemm.best(m, n=n, k=k, weights=case["weights"], **fields)
-    pack = Loaded(generate(PackTokens(k, spec.tokens, precision=spec.precision), TARGET), rows=m)
-    shape = next(p for p in pack.ptx.params if p.name == "out")
-    packed = torch.zeros(shape.elements({"rows": m}), dtype=torch.bfloat16, device="cuda")
-    packing = pack.bind(x=x, out=packed, n_rows=m)
-    packing()
-    loaded = Loaded(generate(spec, TARGET), rows=m)
-    out = torch.full((m, n), torch.nan, device="cuda")
-    loaded.bind(x=packed, weight=weights.packed, out=out, n_rows=m)()
     some = torch.arange(0, m, max(1, m // ROWS), device="cuda")
     wanted = weights.product(x[some])
-    error = float((out[some].double() - wanted).norm() / wanted.norm())
-    calls = [loaded.bind(x=packed, weight=copy, out=out, n_rows=m) for copy in copies]
-    us = graph_us(calls * max(1, NODES // len(calls)))
-    nbytes = weights.packed.numel()
-    tile = f"{spec.tokens}x{spec.tile_rows}x{spec.split}"
-    run.add(
-        case, impl, us=us, bytes=nbytes, tbs=nbytes / us / 1e6, tflops=2 * m * n * k / us / 1e6, error=error, tile=tile
-    )
-    if impl == "ptxgen":
-        run.add(case, "pack", us=graph_us([packing] * NODES))
-    loaded.close()
-    pack.close()
+    calls: dict[str, Sequence[Callable[[], Any]]] = {}
+    about: dict[str, dict[str, Any]] = {}
+    loaded, tiles = [], {}
+    for impl, spec in specs(case).items():
+        pack = packing(spec)
+        if pack not in tiles:
+            loaded.append(Loaded(*kernels(pack), rows=m))
+            shape = next(p for p in loaded[-1].ptx.params if p.name == "out")
+            tiles[pack] = torch.zeros(shape.elements({"rows": m}), dtype=torch.bfloat16, device="cuda")
+            call = loaded[-1].bind(x=x, out=tiles[pack], n_rows=m)
+            call()
+            calls.setdefault("pack", [call] * NODES)
+        kernel = Loaded(*kernels(spec), rows=m)
+        loaded.append(kernel)
+        out = torch.full((m, n), torch.nan, device="cuda", dtype=getattr(torch, TYPES[spec.out_dtype.name]))
+        calls[impl] = [kernel.bind(x=tiles[pack], weight=copy, out=out, n_rows=m) for copy in copies]
+        calls[impl][0]()
+        error = float((out[some].double() - wanted).norm() / wanted.norm())
+        about[impl] = {"error": error, "tile": named(spec), "out": spec.out_dtype.name}
+    if name == "bf16":
+        rows = weights.wide.bfloat16().repeat(-(-n // len(weights.wide)), 1)[:n].contiguous()
+        half, result = x.bfloat16(), torch.empty((m, n), dtype=torch.bfloat16, device="cuda")
+        calls["cublas"] = [partial(torch.mm, half, rows.clone().t(), out=result) for _ in range(count)]
+    least = max(2 * m * n * k / 700e6, nbytes / 4.8e6, 4)  # µs of a product
+    times = max(1, int(min(NODES / count, MOST_US / (count * least))))
+    us: dict[str, list[float]] = {impl: [] for impl in calls}
+    for _ in range(ROUNDS):
+        for impl in random.sample(sorted(calls), len(calls)):
+            chain = calls[impl] if impl == "pack" else list(calls[impl]) * times
+            us[impl].append(graph_us(chain, settle=SETTLE))
+    for impl, found in us.items():
+        took = statistics.mean(found)
+        rates = {"bytes": nbytes, "tbs": nbytes / took / 1e6, "tflops": 2 * m * n * k / took / 1e6}
+        run.add(case, impl, us=took, **({} if impl == "pack" else rates), **about.get(impl, {}))
+    print(case, {impl: round(statistics.mean(found), 2) for impl, found in us.items()}, flush=True)
+    torch.cuda.synchronize()
+    for kernel in loaded:
+        kernel.close()
 
 
 def floors(run: Run, wanted: Sequence[Case]) -> None:
@@ -114,39 +146,55 @@ def floors(run: Run, wanted: Sequence[Case]) -> None:
 
 
 def main(run: Run, given: argparse.Namespace) -> None:
-    """As many cases as there is time for."""
+    """As many cases as there is time for, those of bf16 first."""
     ends = time.monotonic() + given.seconds
     chosen = [case for case in cases() if not given.weights or case["weights"] in given.weights.split(",")]
     random.shuffle(chosen)
-    done = []
+    chosen.sort(key=lambda case: case["weights"] != "bf16")
+    wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
+    done, coming = [], prepared(wanted, TARGET)
+    found: dict[KernelType, Made] = {}
+
+    def kernel(spec: KernelType) -> Made:
+        while spec not in found:
+            found.update([next(coming)])
+        return found[spec]
+
     for case in chosen:
-        if time.monotonic() > ends - 8:  # the floor takes a few seconds
+        if time.monotonic() > ends - 4:  # the floor takes a few seconds
             print("no time for", case, flush=True)
             continue
-        measure(run, case)
+        measure(run, case, kernel)
         done.append(case)
     floors(run, done)
 
 
-IMPLS = ("ptxgen", "programmatic", "exact", "pack", "cublas", "floor")
+IMPLS = ("ptxgen", "programmatic", "stream", "exact", "pack", "cublas", "floor")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a case: µs of every implementation, cuBLAS ÷ ours, TFLOP/s, the error."""
+    """A line a case: µs of every implementation, the tile, cuBLAS ÷ ours as `programmatic`, TFLOP/s, the error."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         found.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row
-    head = ("tokens", "N × K", "weights", *(f"{impl}, µs" for impl in IMPLS), "cuBLAS ÷ ours", "TFLOP/s", "error")
+    head = (
+        "tokens",
+        "N × K",
+        "weights",
+        *(f"{impl}, µs" for impl in IMPLS),
+        "tile",
+        "cuBLAS ÷ ours",
+        "TFLOP/s",
+        "error",
+    )
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for (m, n, k, name), each in sorted(found.items(), key=lambda item: (item[0][3], item[0][1:3], item[0][0])):
-        ours = each.get("ptxgen")
+        ours = each.get("programmatic", each.get("ptxgen"))
         if ours is None or "tile" not in ours:
             continue
         cells = [f"{each[impl]['us']:.2f}" if impl in each else "" for impl in IMPLS]
-        ratio = f"{each['cublas']['us'] / ours['us']:.2f}" if "cublas" in each else ""
-        lines.append(
-            f"| {m} | {n}×{k} | {name} | {' | '.join(cells)} | {ratio} | {ours['tflops']:.0f} | {ours['error']:.1e} |"
-        )
+        cells += [ours["tile"], f"{each['cublas']['us'] / ours['us']:.2f}" if "cublas" in each else ""]
+        lines.append(f"| {m} | {n}×{k} | {name} | {' | '.join(cells)} | {ours['tflops']:.0f} | {ours['error']:.1e} |")
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from benchmarks.packed_products import BYTES, FEW, LARGEST, MANY, NODES, ROWS, TARGET
+from benchmarks.packed_products import BYTES, FEW, MANY, NODES, ROWS, TARGET
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
@@ -34,6 +34,7 @@ from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.tiles import SPLITS, cycles
 from ptxgen.products.wgmma.tokens import TOKENS
 
+LARGEST = 1 << 16  # outputs of a matrix whose tiles are tried
 TILE_ROWS, SHARES = (64, 128, 192, 256), (1, 2, 4)
 LIKELIEST = 6  # of a case, beside the table's
 # rows, split and share that are tried for a few tokens, where the model of cycles sees the weights' read alone

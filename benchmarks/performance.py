@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import host_time
-from benchmarks.cases.prefill import SHAPES
+from benchmarks.cases.prefill import is_alone
 from benchmarks.report import decode_document, engines_document, model_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
@@ -23,9 +23,9 @@ INTRODUCTION = """# Performance
 
 All figures but those of the last two sections are from NVIDIA H200s (sm_90a), each beside its peers in one run. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
-again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
-`small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
-`packed_products`, `prompt`, `start_up`).
+again with `python -m benchmarks.decode_attention` (also `prefill`, `prefill_counters`, `flash_decoding`,
+`decode_shapes`, `counters`, `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`,
+`host_time`, `products`, `packed_products`, `prompt`, `start_up`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -40,19 +40,20 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
 
 PREFILL = {
     "ptxgen": "ours, wgmma",
-    "ptxgen-unmeasured": "ours, plans that nothing chooses",
+    "ptxgen-sm_90": "ours, mma.sync of sm_90",
     "ptxgen-sm_80": "ours, mma.sync",
     "sdpa-flash": "FlashAttention 2 (torch)",
     "sdpa-cudnn": "cuDNN (torch)",
     "sdpa-cudnn, no mask": "cuDNN (torch), no mask",
     "flashinfer": "FlashInfer",
 }
+PEERS = ("sdpa-flash", "sdpa-cudnn", "flashinfer")
 ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the case of a causal prompt alone has
 
 
 def is_prompt(row: Mapping[str, Any]) -> bool:
     """Whether a row is of a causal prompt alone, of the heads that all are measured on."""
-    return row["case"].keys() == ALONE and row["case"]["head_dim"] in {dim for *_, dim in SHAPES}
+    return is_alone(row["case"])
 
 
 def prefill() -> Iterable[str]:
@@ -81,6 +82,11 @@ def other_prefill(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """TFLOP/s of chunks, batches, pages and whatever else the run has, of those who can."""
     if not rows:
         return
+    yield (
+        "The same of other cases: `keys`: the tokens are the last of so many; `lengths` of a batch's sequences, in "
+        "pages of `page_size`; `kv_dtype`: a cache of 8 bits, whose values a peer has in 16; `fp8`: queries become "
+        "e4m3, too; `seconds` without a pause, where power is the limit.\n"
+    )
     cases = by_case(rows)
     names = [name for name in PREFILL if any(name in impls for impls in cases.values())]
     lines = []
@@ -93,13 +99,36 @@ def other_prefill(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield table(["heads q/kv/dim", "tokens", "", *(PREFILL[name] for name in names)], lines)
 
 
+def prefill_counters() -> Iterator[str]:
+    """What the hardware counts in prefill's main cases."""
+    if "prefill_counters" not in {path.stem for path in RESULTS.glob("*.jsonl")}:
+        return
+    lines = []
+    for row in (rows := load("prefill_counters")):
+        heads = "/".join(str(row["case"][name]) for name in ("n_heads", "n_kv_heads", "head_dim"))
+        shares = (f"{row[name]:.0f} %" for name in ("tensor_percent", "exponentials_percent"))
+        lines.append([heads, str(row["case"]["tokens"]), f"{row['us']:g}", f"{row['GHz']:.2f}", *shares, row["stalls"]])
+    yield (
+        "## Prefill as ncu counts it\n\nShares of cycles in which tensor cores, and the units of exponentials, are "
+        "busy; then what a warp waits for, of its cycles (those whose turn it is not, and the producer's, wait at "
+        f"barriers and for copies). {commit_of(rows)}\n"
+    )
+    yield table(["heads q/kv/dim", "tokens", "µs", "GHz", "tensor cores", "exponentials", "waits"], lines)
+
+
+def in_words(names: Sequence[str]) -> str:
+    """A, B and C."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
     cases = [
         {name: row["us"] for name, row in impls.items()}
         for impls in by_case(filter(is_prompt, load("prefill"))).values()
     ]
-    flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
+    best = [min(case[peer] for peer in PEERS if peer in case) / case["ptxgen"] for case in cases]
+    who = in_words([PREFILL[peer] for peer in PEERS if all(peer in case for case in cases)])
     ours = [*newest_rows("prompt"), *rows_alone("prompt")]
     theirs = [*rows_elsewhere("prompt", "llama.cpp", "ptxgen-fast"), *ours]
     peers = {row["case"]["model"]: row for row in theirs if _at_zero(row, "llama.cpp")}
@@ -109,8 +138,8 @@ def standing() -> str:
     names = ", ".join(other)
     runs_of = f" ({names} in different runs)" if other else ""
     return (
-        f"Prefill's attention in bf16, on wgmma, is {mean(flash):.2f} times as fast as FlashAttention 2 and "
-        f"{mean(cudnn):.2f} times as fast as cuDNN (geometric means; least {min(flash):.2f} and {min(cudnn):.2f}). "
+        f"Prefill's attention in bf16, on wgmma, is {mean(best):.2f} times as fast as the best of {who} (geometric "
+        f"mean of {len(best)} cases; least {min(best):.2f}). "
         f"Prompts of 512 tokens run through whole four-bit models at {span(beside)} times "
         f"llama.cpp's rate with activations rounded to bf16{runs_of}.\n"
     )
@@ -247,6 +276,7 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
         *two_launches(),
         *untuned(),
         *prefill(),
+        *prefill_counters(),
         *small(),
         *launches(),
         *model_document.whole_models(),

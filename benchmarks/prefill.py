@@ -6,11 +6,11 @@
     python -m benchmarks.prefill --report [--run ID]   the table of the last run, or of one run
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
-checked against float32 on rows spread over the sequence. `ptxgen-unmeasured` has the plans that nothing chooses yet,
-`ptxgen-sm_80` is the text for sm_80, on mma.sync. A batch is one launch of ours, and of torch's a launch a sequence; a
-peer that knows no pages has the same keys in rows. No backend of SDPA takes a chunk's mask but flash: "sdpa-cudnn, no
-mask" lets every token see all keys, which is as much work. FlashInfer compiles a module for every head_dim, for
-minutes: only those of `--flashinfer` are asked for.
+checked against float32 on rows spread over the sequence. `ptxgen-sm_80` is the text for sm_80, on mma.sync, of prompts
+alone; `ptxgen-sm_90` is its like over 8 bits. Of keys and values of 8 bits a peer has the values in 16. A batch is one
+launch of ours, and of torch's a launch a sequence; a peer that knows no pages has the same keys in rows. No backend of
+SDPA takes a chunk's mask but flash: "sdpa-cudnn, no mask" lets every token see all keys, which is as much work.
+FlashInfer compiles a module for every head_dim, for minutes: only those of `--flashinfer` are asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.prefill import GROUPS, LENGTHS, SHAPES, Case, Inputs, cases, sequences
+from benchmarks.cases.prefill import GROUPS, LENGTHS, SHAPES, Case, Inputs, cases, is_alone, sequences
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
 from benchmarks.report.sentence import in_a_sentence
@@ -35,7 +35,9 @@ from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention
 
 ROUNDS = 6
+FEWER_ROUNDS = 3  # of cases other than prompts alone
 SPAN = 0.03  # seconds of a reading
+WORKSPACE = 384 << 20  # bytes that FlashInfer's batches take
 READING = 2e-3  # seconds of a graph, about
 EXPECTED = 500e12  # multiply-adds counted as two, in a second
 WARM = 0.1  # seconds before a sustained reading
@@ -88,15 +90,65 @@ def sdpa(backend: str, masked: bool = True) -> Prepare:
 
 
 def flashinfer(inputs: Inputs) -> Ready:
-    """FlashInfer's single prefill; it picks its own template."""
-    if "lengths" in inputs.case and len(inputs.case["lengths"]) > 1:
-        raise Declined
+    """FlashInfer's single prefill, or its batch prefill over rows or pages; it picks its own template."""
     import flashinfer as peers
 
+    if "lengths" in inputs.case:
+        return flashinfer_batch(inputs)
     sets = [[x[0].transpose(0, 1).contiguous() for x in each] for [each] in inputs.sets]
     causal = inputs.case.get("causal", True)
     calls = [partial(peers.single_prefill_with_kv_cache, *each, causal=causal) for each in sets]
     return Ready(calls, lambda: [calls[0]().transpose(0, 1)])
+
+
+def flashinfer_batch(inputs: Inputs) -> Ready:
+    """Sequences one after the other, over rows or over pages in no order."""
+    import flashinfer as peers
+    import torch
+
+    case = inputs.case
+    lengths, page = case["lengths"], case.get("page_size", 0)
+    bounds = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    starts = torch.tensor(bounds, device="cuda", dtype=torch.int32)
+    heads = (case["n_heads"], case["n_kv_heads"], case["head_dim"])
+    types = {"causal": True, "q_data_type": inputs.sets[0][0][0].dtype, "kv_data_type": inputs.sets[0][0][1].dtype}
+    room = torch.empty(WORKSPACE, dtype=torch.uint8, device="cuda")
+    if page:
+        counts = [-(-length // page) for length in lengths]
+        ends = torch.tensor([sum(counts[:n]) for n in range(len(counts) + 1)], device="cuda", dtype=torch.int32)
+        table = torch.randperm(sum(counts), device="cuda")
+        last = torch.tensor(
+            [length - (count - 1) * page for length, count in zip(lengths, counts, strict=True)],
+            device="cuda", dtype=torch.int32,
+        )  # fmt: skip
+        wrapper = peers.BatchPrefillWithPagedKVCacheWrapper(room, "HND")
+        wrapper.plan(starts, ends, table.to(torch.int32), last, *heads, page, **types)
+
+        def keys(rows: Sequence[Any]) -> Any:
+            """`[pages, heads, page, head_dim]`."""
+            cut = [torch.nn.functional.pad(x[0], (0, 0, 0, -x.shape[2] % page)).unflatten(1, (-1, page)) for x in rows]
+            in_order = torch.cat([x.transpose(0, 1) for x in cut])
+            return torch.empty_like(in_order).index_copy_(0, table, in_order)
+
+    else:
+        wrapper = peers.BatchPrefillWithRaggedKVCacheWrapper(room, "NHD")
+        wrapper.plan(starts, starts, *heads, **types)
+
+        def keys(rows: Sequence[Any]) -> Any:
+            """`[keys, heads, head_dim]`."""
+            return torch.cat([x[0].transpose(0, 1) for x in rows])
+
+    calls: list[Callable[[], Any]] = []
+    for each in inputs.sets:
+        q = torch.cat([q[0].transpose(0, 1) for q, _, _ in each])
+        k, v = (keys([rows[x] for rows in each]) for x in (1, 2))
+        calls.append(partial(wrapper.run, q, (k, v)) if page else partial(wrapper.run, q, k, v))
+
+    def result() -> list[Any]:
+        out = calls[0]()
+        return [out[a:b].transpose(0, 1) for a, b in itertools.pairwise(bounds)]
+
+    return Ready(calls, result)
 
 
 def target_of(name: str) -> str:
@@ -114,6 +166,7 @@ def ours(name: str = "", **more: Any) -> Prepare:
         import torch
 
         from benchmarks.gpu import Loaded
+        from ptxgen.kernel import supports
 
         case, kind = inputs.case, inputs.case["dtype"]
         shape = {x: case[x] for x in ("head_dim", "n_heads", "n_kv_heads")} | {
@@ -123,12 +176,18 @@ def ours(name: str = "", **more: Any) -> Prepare:
         if "lengths" in case:
             return batch(inputs, target_of(name), {**shape, "q_dtype": kind, "kv_dtype": kind})
         [(tokens, keys)] = sequences(case)
-        spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kind, layout="heads")
+        kv_kind = case.get("kv_dtype", kind)
+        shape |= {"head_scales": kv_kind == "e4m3", "fp8": case.get("fp8", False)}
+        spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kv_kind, layout="heads")
+        if not supports(spec, target_of(name)):
+            raise Declined
         loaded = Loaded(generate(spec, target_of(name)), n_tokens=tokens, n_keys=keys)
         lengths = {"q_len": tokens, "q_rows": tokens, "kv_len": keys, "kv_rows": keys}
         outs = [torch.full_like(q[0], math.nan) for [[q, _, _]] in inputs.sets]
+        caches = [each for [each] in inputs.held] or [{"k": k, "v": v} for [[_, k, v]] in inputs.sets]
         calls = [
-            loaded.bind(q=q, k=k, v=v, out=out, **lengths) for [[q, k, v]], out in zip(inputs.sets, outs, strict=True)
+            loaded.bind(q=q, out=out, **lengths, **cache)
+            for [[q, _, _]], out, cache in zip(inputs.sets, outs, caches, strict=True)
         ]
 
         def result() -> list[Any]:
@@ -174,7 +233,7 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
 
     calls, outs = [], []
     for each in inputs.sets:
-        q = torch.cat([q[0].transpose(0, 1) for q, _, _ in each])
+        q = torch.cat([q[0].transpose(0, 1) for q, _, _ in each]).contiguous()  # that of one keeps its strides
         outs.append(torch.full_like(q, math.nan))
         k, v = (cache([rows[x] for rows in each]) for x in (1, 2))
         calls.append(loaded.bind(q=q, k=k, v=v, out=outs[-1], **given))
@@ -186,10 +245,21 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
     return Ready(calls, result, loaded.close)
 
 
+def only(fits: Callable[[Case], bool], prepare: Prepare) -> Prepare:
+    """An implementation of some cases."""
+
+    def prepared(inputs: Inputs) -> Ready:
+        if not fits(inputs.case):
+            raise Declined
+        return prepare(inputs)
+
+    return prepared
+
+
 IMPLEMENTATIONS: dict[str, Prepare] = {
     "ptxgen": ours(),
-    "ptxgen-unmeasured": ours(unmeasured=True),
-    "ptxgen-sm_80": ours("sm_80"),
+    "ptxgen-sm_80": only(is_alone, ours("sm_80")),
+    "ptxgen-sm_90": only(lambda case: "kv_dtype" in case, ours("sm_90")),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
     "sdpa-cudnn, no mask": sdpa("CUDNN_ATTENTION", masked=False),
@@ -271,7 +341,7 @@ def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -
     graphs = {impl: captured(each, inputs) for impl, each in ready.items()}
     times: dict[str, list[float]] = {impl: [] for impl in graphs}
     seconds = case.get("seconds")
-    for number in range(1 if seconds else ROUNDS):
+    for number in range(1 if seconds else ROUNDS if is_alone(case) else FEWER_ROUNDS):
         for impl in random.Random(number).sample(list(graphs), len(graphs)):
             times[impl].append(sustained(*graphs[impl], seconds) if seconds else reading(*graphs[impl]))
     for impl, each in ready.items():

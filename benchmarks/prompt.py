@@ -5,7 +5,8 @@
     python -m benchmarks.prompt --report [--run ID]                                 the table of the last run, or of one
 
 `us`: from the call to the token after the prompt, on the host's clock, the median. "ptxgen": as `Model`
-is by default; "ptxgen-fast": with precision="fast". `--work`: the folder of a build that `benchmarks.decode_step` made.
+is by default; "ptxgen-fast": with precision="fast"; "ptxgen-e4m3": of weights in e4m3, with that. `--work`: the folder
+of a build that `benchmarks.decode_step` made.
 `--first-token`: prompts of 512 to 32768 tokens in bf16, beside transformers with cuDNN's attention.
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 TOKENS = 512
 DEPTHS = (0, 4096)
 MAX_LEN = 4096 + TOKENS
-PRECISIONS = {"ptxgen": "exact", "ptxgen-fast": "fast"}
+PRECISIONS = {"ptxgen": "exact", "ptxgen-fast": "fast", "ptxgen-e4m3": "e4m3"}
 REPEATS = 5
 FIRST_TOKEN = ("llama-3.2-1b", "llama-3-8b")
 PROMPTS = (512, 4096, 32768)
@@ -57,6 +58,8 @@ def ours(
     first = open_random(models[name], weights, max_len, device)
     prompt = np.random.default_rng(0).integers(0, first.shape.vocab, tokens).tolist()
     for impl, precision in PRECISIONS.items():
+        if precision == "e4m3" and not weights.startswith("e4m3"):
+            continue
         model = first
         if precision != "exact":
             model = Model(first.source, device, weights=first.weights, precision=precision)

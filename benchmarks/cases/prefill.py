@@ -20,7 +20,8 @@ def cases(group: str, dtype: str = "bf16", lengths: Sequence[int] = LENGTHS) -> 
     """The cases of one of `GROUPS`.
 
     Beside heads, tokens and dtype a case has what differs from a causal prompt alone: `causal`; `keys`, of which the
-    tokens are the last; `lengths` of a batch's sequences; `page_size` of its caches; `seconds` without a pause.
+    tokens are the last; `lengths` of a batch's sequences; `page_size` of its caches; `seconds` without a pause;
+    `kv_dtype` of keys and values of 8 bits, and `fp8` products of queries with them.
     """
     shapes = (WIDE,) if group == "head_dim 256" else SHAPES
     for heads in shapes:
@@ -42,11 +43,19 @@ def _of(group: str, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any
         yield 512, {"keys": 32768}
     elif group == "unequal":
         yield sum(UNEQUAL), {"lengths": list(UNEQUAL)}
+    elif group == "8 bits":
+        for more in ({"kv_dtype": "e4m3"}, {"kv_dtype": "s8"}, {"kv_dtype": "e4m3", "fp8": True}):
+            yield from ((n, more) for n in SOME[1:])
     elif group == "paged":
         yield from ((sum(n), {"lengths": list(n), "page_size": 16}) for n in ((8192,), UNEQUAL))
 
 
-GROUPS = ("prompts", "chunk", "paged", "unequal", "not causal", "head_dim 256", "sustained")
+GROUPS = ("prompts", "chunk", "paged", "unequal", "head_dim 256", "sustained", "8 bits", "not causal")
+
+
+def is_alone(case: Case) -> bool:
+    """Whether a case is a causal prompt alone, of the heads that all are measured on."""
+    return case.keys() == {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"} and case["head_dim"] != WIDE[2]
 
 
 def sequences(case: Case) -> list[tuple[int, int]]:
@@ -89,11 +98,35 @@ class Inputs:
             ]
             for _ in range(sets)
         ]
+        self.held: list[list[dict[str, Any]]] = []  # by set and sequence: K and V of 8 bits, and their scales
+        if "kv_dtype" in case:
+            self.held = [[self._hold(each) for each in some] for some in self.sets]
         self.rows = [
             torch.linspace(0, tokens - 1, min(tokens, SAMPLED_ROWS), device="cuda").long().unique()
             for tokens, _ in lengths
         ]
         self.wanted = [self._reference(q, k, v, rows) for (q, k, v), rows in zip(self.sets[0], self.rows, strict=True)]
+
+    def _hold(self, sequence: list[Any]) -> dict[str, Any]:
+        """Keys and values of 8 bits, which take the place of those of a sequence: e4m3 with a scale a head, int8 with
+        one for 32 values."""
+        import torch
+
+        held: dict[str, Any] = {}
+        for n, name in ((1, "k"), (2, "v")):
+            wide = sequence[n][0].float()
+            if self.case["kv_dtype"] == "e4m3":
+                held[f"{name}_scale"] = torch.full((wide.shape[0],), 2.0**-5, device="cuda")
+                held[name] = (wide * 2**5).to(torch.float8_e4m3fn)
+                wide = held[name].float() * 2**-5
+            else:
+                groups = wide.unflatten(-1, (-1, 32))
+                scales = (groups.abs().amax(-1) / 127).half()
+                values = (groups / scales[..., None].float()).round().clamp(-127, 127)
+                held[name], held[f"{name}_scales"] = values.flatten(-2).to(torch.int8), scales
+                wide = (values * scales[..., None].float()).flatten(-2)
+            sequence[n] = wide.to(sequence[n].dtype)[None]
+        return held
 
     def _reference(self, q: Any, k: Any, v: Any, rows: Any) -> Any:
         import torch

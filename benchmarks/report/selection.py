@@ -9,17 +9,16 @@ from typing import Any
 from benchmarks.report.rows import runs
 
 
-def rows_measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:
+def rows_measured(bench: str, impl: str = "", without: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
-    that has rows of it; `without`: that has none."""
+    that has rows of it; `without`: that has none of these."""
     whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
     of = [({row["impl"] for row in rows if "us" in row}, rows) for rows in whole]
-    fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
+    fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and names.isdisjoint(without))
     chosen = next(fitting, None)
     if chosen is None:
-        raise SystemExit(
-            f"{bench}: no run with rows of {impl or 'anything'}{f', without {without}' if without else ''}"
-        )
+        none = f", without {' or '.join(without)}" if without else ""
+        raise SystemExit(f"{bench}: no run with rows of {impl or 'anything'}{none}")
     return [row for row in chosen if "us" in row]
 
 

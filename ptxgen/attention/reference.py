@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.attention.attention import Attention
+from ptxgen.dtypes import e4m3
 from ptxgen.scales import spread
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
         return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
 
     return [side(x) for x in "kv"]
+
+
+def as_e4m3(q: np.ndarray) -> np.ndarray:
+    """Rows of queries, each rounded to e4m3 times the power of two that leaves its largest value 128 … 256."""
+    import numpy as np
+
+    wide = q.astype(np.float32)
+    largest = np.maximum(np.abs(wide).max(-1, initial=0.0, keepdims=True), np.float32(2.0**-100))
+    scale = np.ldexp(np.float32(1), np.frexp(largest)[1] - 8)
+    back: np.ndarray = (wide / scale).astype(e4m3.numpy).astype(np.float64) * scale
+    return back
 
 
 def attend(

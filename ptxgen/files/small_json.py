@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import FileError
+from ptxgen.files.regular import size_of
 
 LARGEST_JSON = 4 << 20  # of a configuration, an index, a shard's header: thousands of tensors take less than one
 
@@ -14,7 +15,7 @@ LARGEST_JSON = 4 << 20  # of a configuration, an index, a shard's header: thousa
 def read_json(path: Path) -> Any:
     """A JSON file of a sane size."""
     try:
-        nbytes = path.stat().st_size
+        nbytes = size_of(path)
         if nbytes <= LARGEST_JSON:
             return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as wrong:

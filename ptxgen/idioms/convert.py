@@ -70,6 +70,18 @@ def unpack(b: Builder, values: Sequence[Reg], words: Sequence[Reg], dtype: DType
         _UNPACK[dtype.name](b, values[index * per_word : (index + 1) * per_word], word)
 
 
+def e4m3_to_f16(b: Builder, source: DType, target: DType) -> bool:
+    """Whether the target GPU turns elements of one type into the other at once."""
+    return source.name == "e4m3" and target.name == "f16" and b.target.includes_any(("sm_89",))
+
+
+def widen_e4m3(b: Builder, wide: Sequence[Reg], words: Sequence[Reg]) -> None:
+    """Packed e4m3 elements as packed f16, exactly: two words for each of `words`; where `e4m3_to_f16`."""
+    for index, word in enumerate(words):
+        for half, out in zip(_halves(b, word), wide[2 * index : 2 * index + 2], strict=True):
+            b.op("cvt.rn.f16x2.e4m3x2", out, half)
+
+
 def pack(b: Builder, words: Sequence[Reg], values: Sequence[Reg], dtype: DType) -> None:
     """Round f32 registers to packed elements, to nearest even; `values` stay as they are.
 

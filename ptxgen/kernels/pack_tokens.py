@@ -44,7 +44,7 @@ class PackTokens(PackedRows):
         dict(dim=66, tokens=64, dtype="f16", precision="fast", norm="rms", programmatic=True),
         dict(dim=72, tokens=8, src_dtype="f16", precision="fast"),
         dict(dim=300, tokens=8, dtype="e4m3", precision="fast", norm="rms", group=128),
-        dict(dim=5000, tokens=16, dtype="e4m3", precision="fast", norm="rms", indirect=True),
+        dict(dim=17000, tokens=16, dtype="e4m3", precision="fast", norm="rms", indirect=True),
         dict(dim=136, tokens=8, dtype="e4m3", src_dtype="bf16", precision="fast"),
     )
     lowest_target = "sm_80"

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -347,7 +348,7 @@ class Model:
         if stop and decode is None:
             if not hasattr(self.source, "text"):
                 raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
-            decode = self.source.text().decode
+            decode = partial(self.source.text().decode, continues=True)
         if not keep:
             self.reset()
         found: list[int] = []

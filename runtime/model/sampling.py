@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxgen import rules
 from ptxgen.dtypes import f32, s32, u64
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
+from ptxgen.runtime.kv.layers import as_index
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.buffer import Buffer
@@ -32,6 +34,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, kind in _DTYPES.items():
+            value = getattr(self, name)
+            if kind == f32 and (not isinstance(value, Real) or isinstance(value, bool)):
+                raise SpecError(f"Sampling.{name}: must be a number (got {brief(value)})")
+            if kind != f32 and as_index(value) is None:
+                raise SpecError(f"Sampling.{name}: must be an integer (got {brief(value)})")
         for reason in (
             *rules.between("temperature", self.temperature, 0.0, 1e6),
             *rules.between("top_k", self.top_k, 0, 1 << 30),

@@ -47,16 +47,29 @@ def test_head_dims(head_dim: int, kind: str) -> None:
     attend("check", {"n_tokens": 70, "n_keys": 150}, head_dim=head_dim, q_dtype=kind, kv_dtype=kind)
 
 
-@pytest.mark.parametrize("unmeasured", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_lengths_around_every_boundary(causal: bool, kind: str, unmeasured: bool) -> None:
+def test_lengths_around_every_boundary(causal: bool, kind: str) -> None:
     """One less, equal and one more than tiles of rows (128, of which a token has 2) and of keys (16)."""
     for q_len, kv_len in [
         (0, 0), (0, 9), (1, 0), (1, 1), (2, 15), (63, 16), (64, 17), (65, 64), (31, 33), (70, 1), (1, 70), (70, 70),
     ]:  # fmt: skip
         sizes = {"n_tokens": 70, "q_len": q_len, "kv_len": kv_len}
-        attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind, unmeasured=unmeasured)
+        attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind)
+
+
+@pytest.mark.parametrize(("head_dim", "n_heads"), [(64, 4), (128, 8)])
+def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
+    """Lengths around tiles of rows (64, of which a token has 2 or 4) and of keys (96, 128); with an offset of tokens
+    that fills them and with others, and with rows before the first key."""
+    more = {"head_dim": head_dim, "n_heads": n_heads, "layout": "heads"}
+    for q_len, kv_len in [
+        (1, 1), (31, 31), (33, 33), (64, 64), (65, 65), (96, 96), (97, 97), (129, 129), (64, 96), (64, 160), (64, 97),
+        (33, 290), (100, 68), (100, 67), (5, 0),
+    ]:  # fmt: skip
+        attend("fast", {"n_tokens": q_len, "n_keys": max(kv_len, 1), "kv_len": kv_len}, **more)
+    attend("check", {"n_tokens": 200, "n_keys": 200}, **more)
+    attend("random", {"n_tokens": 160, "n_keys": 160}, 100.0, **more)
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -74,11 +87,9 @@ def test_lengths_around_every_boundary(causal: bool, kind: str, unmeasured: bool
         {"max_len": 150, "batched": True, "page_size": 16, "sinks": True, "causal": False},
         {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30},
         {"n_heads": 5, "n_kv_heads": 5},
-        {"head_dim": 64, "layout": "heads", "unmeasured": True},
-        {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150, "unmeasured": True},
-        {"max_len": 150, "batched": True, "unmeasured": True},
-        {"head_dim": 64, "max_len": 150, "batched": True, "page_size": 16, "causal": False, "unmeasured": True},
-        {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30, "unmeasured": True},
+        {"head_dim": 64, "layout": "heads"},
+        {"head_dim": 64, "max_len": 150, "batched": True, "page_size": 16, "causal": False},
+        {"head_dim": 208, "max_len": 150, "batched": True, "page_size": 16},
     ],
     ids=str,
 )
@@ -131,7 +142,7 @@ def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("ctas", [1, 3])
 @pytest.mark.parametrize("head_dim", [16, 64, 192])
-@pytest.mark.parametrize("more", [{}, {"unmeasured": True}, {"unmeasured": True, "max_len": 300, "batched": True}])
+@pytest.mark.parametrize("more", [{}, {"max_len": 300, "batched": True}])
 def test_a_cta_takes_several_items(mode: str, ctas: int, head_dim: int, more: dict[str, Any]) -> None:
     one = spec(head_dim=head_dim, **more)
     assert few_ctas(one, generate(one, TARGET).text, mode, ctas) < 0.01
@@ -157,7 +168,7 @@ def test_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int, heads: in
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"unmeasured": True}, {"kv_dtype": "f16", "q_dtype": "f16", "max_len": 300, "batched": True}],
+    [{}, {"kv_dtype": "f16", "q_dtype": "f16", "max_len": 300, "batched": True}],
     ids=str,
 )
 def test_waits_between_items_that_are_left_out(fields: dict[str, Any]) -> None:
@@ -180,10 +191,10 @@ def test_waits_between_items_that_are_left_out(fields: dict[str, Any]) -> None:
         ("sm_100a", {}),
         (TARGET, {"q_dtype": "f32"}),
         (TARGET, {"q_dtype": "f16"}),
-        (TARGET, {"kv_dtype": "e4m3"}),
+        (TARGET, {"q_dtype": "f32", "kv_dtype": "e4m3"}),
         (TARGET, {"head_dim": 24}),
         (TARGET, {"head_dim": 272}),
-        (TARGET, {"head_dim": 208, "max_len": 64, "batched": True}),
+        (TARGET, {"head_dim": 208, "max_len": 150, "window": 20, "ring": 128}),
     ],
     ids=str,
 )
@@ -208,7 +219,7 @@ def test_shared_memory_and_registers_are_within_the_chip(head_dim: int, maps: bo
 @pytest.mark.parametrize("tokens", [1, 264, 265, 400])
 def test_short_prompts_have_tiles_of_fewer_rows(tokens: int) -> None:
     """Of 32 KV heads and 3 warpgroups two take part in up to 4 tiles of 128 rows a head, of more all three."""
-    more: dict[str, Any] = {"head_dim": 64, "n_heads": 64, "n_kv_heads": 32, "unmeasured": True}
+    more: dict[str, Any] = {"head_dim": 64, "n_heads": 64, "n_kv_heads": 32}
     taken = attend("fast", {"n_tokens": tokens, "n_keys": tokens}, **more)
     assert taken.outputs["out"].shape[0] == tokens
 
@@ -224,17 +235,7 @@ def test_short_prompts_have_tiles_of_fewer_rows(tokens: int) -> None:
         {"q_dtype": "f16", "kv_dtype": "f16", "soft_cap": 30.0},
         {"n_heads": 24, "n_kv_heads": 8, "max_len": 4096, "batched": True, "page_size": 48, "page_layout": "nhd"},
         {"max_len": 4096, "window": 100, "ring": 256, "sinks": True},
-        {"layout": "heads", "unmeasured": True},
-        {
-            "n_heads": 24,
-            "n_kv_heads": 8,
-            "max_len": 4096,
-            "batched": True,
-            "page_size": 48,
-            "page_layout": "nhd",
-            "unmeasured": True,
-        },
-        {"max_len": 4096, "batched": True, "page_size": 16, "unmeasured": True},
+        {"max_len": 4096, "batched": True, "page_size": 16},
     ],
     ids=str,
 )

@@ -156,6 +156,20 @@ def test_biases_of_zeros_that_a_quantised_file_has_for_every_matrix_are_left_out
         changed(tmp_path / "ones", parts | {"bias": np.ones(96, np.float16)}, {})
 
 
+def test_a_tensor_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """With and without its prefix in one file, or in two of a folder without an index."""
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("llama")).items()}
+    norm = arrays["model.norm.weight"]
+    with pytest.raises(FileError, match=r"norm.weight: stands there as .*norm.weight, too"):
+        open_model(write_folder(tmp_path / "one", CONFIGS["llama"], arrays | {"norm.weight": norm}))
+    folder = write_folder(tmp_path / "two", CONFIGS["llama"], arrays)
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    assert open_model(folder).spec.shape.family == "llama"
+    safetensors.numpy.save_file({"model.norm.weight": norm}, folder / "b.safetensors")
+    with pytest.raises(FileError, match=r"b.safetensors: model.norm.weight: stands in another file of the folder, too"):
+        open_model(folder)
+
+
 def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> None:
     spec = small_spec("phi3", hidden_size=128, intermediate_size=128)
     arrays = {torch_name(n): v for n, v in random_weights(spec).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
 import tracemalloc
@@ -306,6 +307,40 @@ def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"absent.gguf: cannot be read \(No such file"):
         open_model(tmp_path / "absent.gguf")
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m.bin", "m.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_never_ends_is_not_read(name: str, kind: str, tmp_path: Path) -> None:
+    """A pipe that nobody writes to, and a link to endless zeros."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    reads = json_text_of if name == "tokenizer.json" else open_model
+    with pytest.raises(FileError, match=rf"{name}: must be a regular file"):
+        reads(tmp_path if name.endswith("json") else path)
+
+
+def test_a_bias_of_gigabytes_is_not_looked_through(tmp_path: Path) -> None:
+    """Zeros that no model has a use for; the file is sparse."""
+    path = write_checkpoint(tmp_path, "llama", num_hidden_layers=1) / "model.safetensors"
+    data, size = path.read_bytes(), 8 << 30
+    length = struct.unpack_from("<Q", data)[0]
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    at = [len(body), len(body) + size]
+    header["model.layers.0.mlp.gate_proj.bias"] = {"dtype": "F32", "shape": [size // 4], "data_offsets": at}
+    said = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(said)) + said + body)
+        file.truncate(8 + len(said) + len(body) + size)
+    began = time.process_time()
+    with pytest.raises(FileError, match=r"gate_proj.bias \(f32\), for which a llama model has no use"):
+        open_model(tmp_path)
+    assert time.process_time() - began < 1
 
 
 def many_strings(n: int) -> bytes:

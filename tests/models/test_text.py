@@ -143,7 +143,7 @@ def test_a_continuation_keeps_its_leading_space() -> None:
     tokens = text.split("the heaven")
     assert text.decode(tokens) == "the heaven"
     stream = text.stream(continues=True)
-    assert "".join(map(stream.push, tokens)) == " the heaven"
+    assert "".join(map(stream.push, tokens)) == text.decode(tokens, continues=True) == " the heaven"
 
 
 def test_a_character_appears_with_the_last_of_its_bytes() -> None:

@@ -68,7 +68,14 @@ def outlines() -> tuple[Outline, ...]:
         Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
         Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **llama, **bf16)),
         Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16)),
-        Outline("prefill_wgmma_adapts", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16, unmeasured=True)),
+        Outline(
+            "prefill_wgmma_ring",
+            "sm_90a",
+            MultiHeadAttention(head_dim=64, **llama, **bf16, max_len=4096, window=1000, ring=1024),
+        ),
+        Outline(
+            "prefill_wgmma_e4m3", "sm_90a", MultiHeadAttention(head_dim=128, **llama, kv_dtype="e4m3", max_len=4096)
+        ),
         Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **one, max_len=4096, batched=True)),
         Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
         Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),

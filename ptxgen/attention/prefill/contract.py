@@ -29,13 +29,13 @@ class Prefill:
     """Attention of many query rows; the kernel type that asks for it is not known here.
 
     `indirect`: lengths are read from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an
-    output. `unmeasured`: with plans for wgmma that no GPU has timed.
+    output. `fp8`: queries become e4m3, a scale a row.
     """
 
     attention: Attention
     indirect: bool = False
     lse: bool = False
-    unmeasured: bool = False
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         reasons = tuple(problem_rules(self.attention.problem))

@@ -150,10 +150,17 @@ class RowCopy:
         assert isinstance(at.base, Reg)
         convert.load_words(self.b, words, at.base, at.offset, space="global.nc", pred=pred)
 
-    def store(self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None) -> None:
-        """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values."""
+    def store(
+        self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None, signs: Reg | None = None
+    ) -> None:
+        """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values, and the bits
+        of `signs` turn those of packed values."""
         b = self.b
-        if self.source != self.target:
+        if convert.e4m3_to_f16(b, self.source, self.target):
+            wide = tuple(scratch(b, f"packed{i}", "b32") for i in range(2 * len(words)))
+            convert.widen_e4m3(b, wide, words)
+            words = wide
+        elif self.source != self.target:
             values = tuple(scratch(b, f"wide{i}", "f32") for i in range(self.elements))
             convert.unpack(b, values, words, self.source)
             if scale is not None:
@@ -161,5 +168,7 @@ class RowCopy:
                     b.op("mul.f32", value, value, scale)
             words = tuple(scratch(b, f"packed{i}", "b32") for i in range(convert.words_of(self.target, self.elements)))
             convert.pack(b, words, values, self.target)
+        for word in words if signs is not None else ():
+            b.op("xor.b32", word, word, signs)
         assert isinstance(to.base, Reg)
         convert.store_words(b, to.base, words, to.offset, space="shared", pred=pred)

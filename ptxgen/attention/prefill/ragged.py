@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Or, Reg
+from ptxgen.idioms.division import divide
 
 WARP = 32
 
@@ -62,7 +63,7 @@ class Ragged:
             b.op("max.s32", length, length, 0)
             tiles = b.op("mul.lo.s32", "scan_tiles", length, self.group)
             b.op("add.s32", tiles, tiles, self.rows - 1)
-            b.op("div.u32", tiles, tiles, self.rows)
+            divide(b, "scan_tiles", tiles, self.rows)
             through = b.op("mov.b32", b.reg("tiles_through", "s32"), tiles)
             below, has_below = b.reg("tiles_below", "s32"), b.reg("has_below", "pred")
             for distance in (1, 2, 4, 8, 16):

@@ -11,16 +11,7 @@ from ptxgen.attention.prefill.ragged import Found, Ragged
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
-
-
-def divide(b: Builder, name: str, value: Reg, by: int) -> Reg:
-    """value // by for a value of at least 0, into the register `name` (declared when first used)."""
-    out = scratch(b, name, "s32")
-    if by & (by - 1) == 0:
-        b.op("shr.u32", out, value, by.bit_length() - 1)
-    else:
-        b.op("div.u32", out, value, by)
-    return out
+from ptxgen.idioms.division import divide, remainder
 
 
 class Rows:
@@ -30,6 +21,7 @@ class Rows:
     """
 
     past_the_end = False
+    k_scale: Reg  # of the KV head's keys, where the scores' factor has it
 
     def __init__(self, b: Builder, spec: Prefill, rows: int, keys: int) -> None:
         self.b, self.spec, self.rows, self.keys = b, spec, rows, keys
@@ -47,8 +39,8 @@ class Rows:
         with b.fragment("locate", "the KV head, the rows of q that this CTA takes, and what they see"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             index = b.op("mov.u32", "cta", b.special("ctaid.x"))
-            self.kv_head: Reg = b.op("rem.u32", "kv_head", index, self.problem.n_kv_heads)
-            b.op("div.u32", index, index, self.problem.n_kv_heads)
+            self.kv_head: Reg = remainder(b, "kv_head", index, self.problem.n_kv_heads)
+            divide(b, "cta", index, self.problem.n_kv_heads)
             if not self.cache.batched:
                 self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
                 self._clamp()
@@ -130,7 +122,7 @@ class Rows:
             if self.keys & (self.keys - 1) == 0:
                 b.op("and.b32", self.key_begin, self.key_begin, -self.keys)
             else:
-                skipped = b.op("rem.u32", "key_begin_odd", self.key_begin, self.keys)
+                skipped = remainder(b, "key_begin_odd", self.key_begin, self.keys)
                 b.op("sub.s32", self.key_begin, self.key_begin, skipped)
 
     def place_tokens(self) -> None:
@@ -163,8 +155,8 @@ class Rows:
             b.op("cvt.u64.u32", other, token)
             b.op("add.u64", out, out, other)
             b.op("mul.lo.u64", out, out, self.problem.heads_inside)
-            b.op("rem.u32", part, head, self.problem.heads_inside)
-            b.op("cvt.u64.u32", other, part)
+            inside = remainder(b, "row_inside", head, self.problem.heads_inside)
+            b.op("cvt.u64.u32", other, inside)
         else:
             b.op("mul.wide.u32", out, head, self.q_rows())
             b.op("cvt.u64.u32", other, token)
@@ -176,7 +168,7 @@ class Rows:
         first = self.first_head()
         if self.group == 1:
             return first
-        member: Reg = self.b.op("rem.u32", scratch(self.b, name, "u32"), row, self.group)
+        member = remainder(self.b, name, row, self.group)
         return self.b.op("add.u32", member, member, first)  # type: ignore[no-any-return]
 
     def address(self, name: str, row: Reg, buffer: Reg, row_bytes: int) -> tuple[Reg, Reg]:

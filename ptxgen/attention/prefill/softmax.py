@@ -57,7 +57,8 @@ class Softmax:
         row_steps: Sequence[int],
         own: Callable[[], Owned],
     ) -> None:
-        self.b, self.variant, self.rows, self.scores, self.lanes = b, spec.attention.variant, rows, scores, lanes
+        self.b, self.spec, self.variant = b, spec, spec.attention.variant
+        self.rows, self.scores, self.lanes = rows, scores, lanes
         self.row_steps, self.own, self.group = row_steps, own, spec.attention.problem.group
         self._sources: dict[PerHead, Reg] = {}
         count = len(scores)
@@ -67,9 +68,18 @@ class Softmax:
         self.shift = b.array("row_shift", "f32", count)
 
     @property
-    def factor(self) -> float:
+    def plain(self) -> bool:
+        """Whether a score is q·k times `factor`, and nothing else."""
+        return self.variant.plain
+
+    @property
+    def factor(self) -> float | Reg:
         """What turns a score into units of log2; those that went through the variant already are."""
         return self.variant.factor if self.variant.plain else 1.0
+
+    def factor_of(self, row: int) -> float | Reg:
+        """That of one of the rows, where they have scales of their own."""
+        return self.factor
 
     def clear(self) -> None:
         """No key seen yet; part of an open fragment."""
@@ -79,7 +89,7 @@ class Softmax:
 
     def vary(self, tile_start: Reg) -> None:
         """Fragment `vary`, where a score is more than q·k times a factor: what it goes through."""
-        if self.variant.plain:
+        if self.plain:
             self.b.without("vary")
             return
         with self.b.fragment("vary"):
@@ -192,10 +202,10 @@ class Softmax:
             other = b.reg("other_max", "f32")
             for largest in self.tile_max:
                 self.over_lanes("max.f32", largest, other)
-            if self.variant.plain:
+            if self.plain:
                 b.note("scale log2 e")
-                for largest in self.tile_max:
-                    b.op("mul.f32", largest, largest, self.factor)
+                for number, largest in enumerate(self.tile_max):
+                    b.op("mul.f32", largest, largest, self.factor_of(number))
 
     def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
         """Reduce over the lanes that share a row; every lane gets the same bits."""
@@ -241,8 +251,8 @@ class Softmax:
         """Scores of a row to probabilities in the same registers, added to its sum; after `shifts`, in its fragment."""
         b = self.b
         for score in scores:
-            if self.variant.plain:
-                b.op("fma.rn.f32", score.reg, score.reg, self.factor, self.shift[row])
+            if self.plain:
+                b.op("fma.rn.f32", score.reg, score.reg, self.factor_of(row), self.shift[row])
             else:
                 b.op("add.f32", score.reg, score.reg, self.shift[row])
             b.op("ex2.approx.ftz.f32", score.reg, score.reg)

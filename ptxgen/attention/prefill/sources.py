@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import RowCopy
-from ptxgen.attention.prefill.rows import Rows, divide
+from ptxgen.attention.prefill.rows import Rows
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import f16
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 from ptxgen.scales import SCALE_GROUP
 
 
@@ -168,7 +169,7 @@ class Paged(Computed):
         page = b.op("mov.s32", scratch(b, "page", "s32"), 0)
         b.op("ld.global.nc.s32", page, at[0], pred=exists)
         index, within = scratch(b, "paged_index", "u64"), scratch(b, "within_page", "u32")
-        b.op("rem.u32", within, key, cache.page_size)
+        remainder(b, "within_page", key, cache.page_size)
         if cache.heads_inside:
             b.op("mad.lo.u32", within, within, cache.problem.n_kv_heads, self.head_in_page)
         else:
@@ -189,9 +190,9 @@ class InRing(Computed):
 
     def row(self, row_pass: int, exists: Reg) -> None:
         b = self.b
-        index, slot = scratch(b, "ring_index", "u64"), scratch(b, "ring_slot", "u32")
+        index, slot = scratch(b, "ring_index", "u64"), scratch(b, "ring_key", "u32")
         b.op("add.s32", slot, self.key, row_pass * self.copy.spread.rows_per_pass)
-        b.op("rem.u32", slot, slot, self.cache.ring)
+        slot = remainder(b, "ring_slot", slot, self.cache.ring)
         b.op("cvt.u64.u32", index, slot)
         b.op("add.u64", index, index, self.first)
         self._rows_at(index)

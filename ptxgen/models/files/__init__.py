@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ptxgen.errors import FileError
+from ptxgen.files.regular import size_of
 from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo, extra
 
 
@@ -31,6 +32,7 @@ def _open(path: Path, max_len: int | None) -> ModelFile:
         from ptxgen.models.files.checkpoint import open_checkpoint
 
         return open_checkpoint(path, max_len)
+    size_of(path)
     with path.open("rb") as file:
         magic = file.read(4)
     if path.suffix == ".bin" and magic != b"GGUF":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.errors import FileError, brief
+from ptxgen.files.regular import size_of
 from ptxgen.files.small_json import LARGEST_JSON, read_json
 from ptxgen.models.files.modelfile import (
     SCALED_ROWS,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
 _MOST_SHARDS, _LONGEST_NAME = 1 << 10, 255
+_LONGEST_BIAS = 1 << 24  # bytes of a bias that are looked through for a value
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
@@ -56,7 +58,11 @@ def open_checkpoint(path: Path, max_len: int | None = None) -> ModelFile:
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json")
     spec = model_spec(config, str(folder / "config.json"), max_len)
-    stored = {one.name: one for shard in _shards(path, folder) for one in _read_shard(shard)}
+    stored: dict[str, Stored] = {}
+    for shard in _shards(path, folder):
+        for one in _read_shard(shard):
+            if stored.setdefault(one.name, one) is not one:
+                raise FileError(f"{shard}: {one.name}: stands in another file of the folder, too")
     spec = _with_head(spec, stored)
     return assemble(
         path, "safetensors", spec, _held(folder, spec, stored, _quantization(config)), lambda: _text(folder)
@@ -110,8 +116,9 @@ def _read_shard(path: Path) -> list[Stored]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        header, most = _header_bytes(path), LARGEST_JSON
-        if most < header < path.stat().st_size:  # of a longer one than the file, `safetensors` says what is wrong
+        size, most = size_of(path), LARGEST_JSON
+        header = _header_bytes(path)
+        if most < header < size:  # of a longer one than the file, `safetensors` says what is wrong
             raise ValueError(f"its header must be at most {most >> 20} MiB (got {header} bytes)")
         with safe_open(str(path), "numpy") as shard:
             slices = {name: shard.get_slice(name) for name in shard.offset_keys()}
@@ -148,9 +155,12 @@ def _held(
         if part not in _PARTS:
             raise FileError(f"{folder}: {one.name} ({one.type}): is not covered")
         ours = base.replace(".self_attn.", ".").replace(".mlp.", ".")
-        if part == "bias" and f"{ours}.bias" not in wanted and not one.raw.any():
+        ours = f"{ours}.bias" if part == "bias" else ours
+        if part == "bias" and ours not in wanted and len(one.raw) <= _LONGEST_BIAS and not one.raw.any():
             continue  # as some GPTQ files have for every matrix
-        groups.setdefault(f"{ours}.bias" if part == "bias" else ours, {})[part] = one
+        other = groups.setdefault(ours, {}).setdefault(part, one)
+        if other is not one:
+            raise FileError(f"{folder}: {one.name}: stands there as {other.name}, too")
     held: dict[str, Held] = {}
     for name, parts in groups.items():
         whole = _matrix(folder, name, parts, quantization)

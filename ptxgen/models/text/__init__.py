@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ptxgen.errors import FileError, brief
+from ptxgen.errors import FileError, SpecError, brief
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,17 @@ class Text:
     space_prefix: bool = False
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, `bos` first where the vocabulary asks for it."""
+        """The tokens of a prompt, `bos` first where the vocabulary asks for it. Raises `SpecError` for half a surrogate
+        pair, as Python makes them of bytes that are no UTF-8."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SpecError(f"prompt: must be text that UTF-8 spells (got {brief(text)})") from None
         return [*(() if self.bos is None else (self.bos,)), *self.split(text)]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
-        stream = self.stream()
+    def decode(self, tokens: Iterable[int], continues: bool = False) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD. `continues` as in `stream`."""
+        stream = self.stream(continues)
         return "".join([*map(stream.push, tokens), stream.end()])
 
     def stream(self, continues: bool = False) -> Stream:

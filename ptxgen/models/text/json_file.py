@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import FileError, brief
+from ptxgen.files.regular import size_of
 from ptxgen.files.small_json import read_json
 from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces
 
@@ -61,7 +62,7 @@ def _check(path: Path) -> None:
     """Refuse what `tokenizers` ends the process for, or panics over: ids far beyond what the file can list, for which
     it has a table of so many entries, and templates with tokens that they do not define."""
     try:
-        nbytes = path.stat().st_size
+        nbytes = size_of(path)
         data = path.read_bytes() if nbytes <= _LARGEST else b"{}"
         held = json.loads(data)
     except OSError as wrong:

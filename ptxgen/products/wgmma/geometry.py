@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
+from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ MOST_ROWS_FIRST = 64  # tokens of a tile
 MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
+HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
@@ -31,7 +34,10 @@ WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30
 WIDE_TILE = 256
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
-MOST_SCALED = {1: 384, 2: 384, 3: 192}  # where weights need no registers to be converted in
+MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
+LARGEST_PIECE = 128  # tokens of a product whose sums are short
+FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
+PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -66,8 +72,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
-    # where there are CTAs for it, or the next launch's begin beside this one's
-    beside = groups == 1 and (few or (tokens <= MOST_BESIDE and -(-rows // tile_rows) * split > PROCESSORS))
+    # where there are CTAs for it; of weights that are converted it was not measured
+    many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
+    fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
+    beside = groups == 1 and fits and many
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
@@ -103,12 +111,29 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     if shape.split > 1:
         return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
     if _halves(spec, shape):
-        together = next((some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0), tokens)
+        even = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
+        together = next(even, 16 if tokens % 16 == 0 else tokens)
         return together, RESULT_BUFFERS * 2 * together * records * TILE_ROWS // spec.parts
     together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
     )
+
+
+def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
+    """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
+    ones, and two sets where they can take turns, as far as there are registers."""
+    places = shape.tiles * shape.blocks  # of fragments in a stage
+    for pieces, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
+        piece = tokens // pieces
+        turns = shorts <= places * pieces and sets <= places
+        if piece > LARGEST_PIECE or piece % 8 or tokens % pieces or not turns:
+            continue
+        registers = tokens * shape.blocks // 2 + shorts * piece // 2 + FRAGMENTS * sets
+        registers += piece // 8 if spec.by_block else 0  # of factors
+        if registers <= PROMOTED[shape.groups]:
+            return piece, shorts, sets
+    return min(tokens, LARGEST_PIECE), 1, 1
 
 
 @dataclass(frozen=True)
@@ -124,9 +149,11 @@ class Geometry:
     stage_bytes: int
     stages: int
     scale_bytes: int  # of the tokens' scales in a stage
-    sums: int  # of a token and a row that a warpgroup has
-    most_sums: int  # of a row, in its registers
+    most_sums: int  # of a row, in a warpgroup's registers
     exact: bool
+    product_tokens: int  # of a product, all or a piece of them
+    shorts: int  # sets of their sums that are short, beside the totals
+    fragment_sets: int  # registers for fragments of A that take turns
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
@@ -151,23 +178,35 @@ class Geometry:
             if room >= least or smaller is None:
                 break
             shape = smaller
-        if shape.tiles * shape.blocks * spec.chunks // shape.part % 2:  # the two sets of registers take turns
+        alternate = shape.tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
+        if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
         ring = room if shape.split > 1 else room - results  # which sums that others add up overwrite
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
+        halves = _halves(spec, shape)
+        for more in HALVES_MORE if halves else ():
+            bytes_of_more = results // together * more
+            if tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= stages * stage:
+                together, results = more, bytes_of_more
+                break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
-        most = (MOST_SCALED if spec.scaled else MOST_SUMS)[shape.groups]
+        most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
+        promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, shape.blocks + spec.short_sums, most, exact, together, results, groups,
-            _halves(spec, shape),
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
         )  # fmt: skip
 
     @property
     def fits(self) -> bool:
         """Whether accumulators fit in registers, and the ring in shared memory."""
-        return self.stages >= FEWEST and self.tokens * self.sums <= self.most_sums
+        return self.stages >= FEWEST and self.sums <= self.most_sums
+
+    @property
+    def sums(self) -> int:
+        """Of a row, in registers of a warpgroup."""
+        return self.tokens * self.shape.blocks + self.shorts * self.product_tokens
 
     @property
     def warps(self) -> int:
@@ -189,7 +228,7 @@ class Geometry:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
         most = 256 if self.shape.groups == 2 else 384
-        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > most)
+        return self.shape.groups > 1 and (self.exact or self.sums * self.shape.groups > most)
 
     @property
     def records(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ptxgen.builder import Builder
-from ptxgen.builder.values import SINK, Reg
+from ptxgen.builder import Builder, Fragment
+from ptxgen.builder.values import SINK, Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch
@@ -60,19 +60,23 @@ class Multiplier:
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
         # codes that one bf16 number holds are scaled two at a time
         self.by_pairs = not (exact or isinstance(self.kind, Half)) and spec.x_dtype == bf16
-        self.short = b.array("short_sum", "f32", at.tokens // 2) if spec.short_sums else None
+        # tensor cores round every addition towards zero: what they add up is short where it is to be exact
+        self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
         type = spec.x_dtype.name
-        self.product = (
-            f"wgmma.mma_async.sync.aligned.m64n{at.tokens}k{CHUNK_BYTES // spec.x_dtype.bytes}.f32.{type}.{type}"
-        )
+        k = CHUNK_BYTES // spec.x_dtype.bytes
+        self.product = f"wgmma.mma_async.sync.aligned.m64n{at.product_tokens}k{k}.f32.{type}.{type}"
         self.flags = () if spec.scaled else (0,)  # B is not transposed; of bytes it could not be
-        per_set = PER_CHUNK * at.shape.part * self.digits
-        self.sets = [b.array(name, "b32", per_set) for name in ("even", "odd")]
+        self.sets = self._sets()
         if not self.straight:
             self.words = b.array("word", "b32", self.kind.words)
             self.values = b.array("weight_value", "f32", 2 * OWN)
         self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
         self.parts = list(self._parts())
+
+    def _sets(self) -> list[RegArray]:
+        """Registers for fragments of A, which take turns."""
+        per_set = PER_CHUNK * self.at.shape.part * self.digits
+        return [self.b.array(name, "b32", per_set) for name in ("even", "odd")]
 
     def _parts(self) -> Iterator[Part]:
         at, step = self.at, self.at.shape.part
@@ -124,13 +128,7 @@ class Multiplier:
             b.op("add.u32", low, low, self.first_tokens)
             b.op("or.b32", low, low, SWIZZLED & 0xFFFFFFFF)
             self._find()
-        fragments = []
-        for index, part in enumerate(self.parts):
-            what = f"tile {part.tile}, block {part.block}, chunks {part.chunks[0]} on"
-            with b.fragment(f"part{index}", what) as fragment:
-                fragments.append(fragment)
-                self._part(part, self.sets[index % 2])
-                self._wait(part)
+        fragments = list(self._stage())
         with b.fragment("release", "the products of the stage before are done"):
             self._arrive(has_released)
             b.op("mov.u32", released, ring.empty)
@@ -147,6 +145,15 @@ class Multiplier:
             self._arrive(arrives)
         self._outside()
         b.expose(part_fragments=fragments)
+
+    def _stage(self) -> Iterator[Fragment]:
+        """What is done with a stage; the stage before has been read when the first of the fragments ends."""
+        for index, part in enumerate(self.parts):
+            what = f"tile {part.tile}, block {part.block}, chunks {part.chunks[0]} on"
+            with self.b.fragment(f"part{index}", what) as fragment:
+                self._part(part, self.sets[index % 2])
+                self._wait(part)
+            yield fragment
 
     def _begin(self, base: Reg) -> None:
         """What else is known before the first stage; `base`: of the ring."""
@@ -177,7 +184,7 @@ class Multiplier:
         return [piece for piece in self.kind.pieces if piece.in_trailer]
 
     def _part(self, part: Part, a: Sequence[Reg]) -> None:
-        b, spec, at = self.b, self.spec, self.at
+        b, at = self.b, self.at
         if self.straight:
             self._read_straight(part, a)
         else:
@@ -189,35 +196,36 @@ class Multiplier:
         b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
         for index, chunk in enumerate(part.chunks):
-            place = CHUNK_BYTES * (part.tile * spec.chunks + chunk)  # in a row of all blocks
-            offset = place // ROW_BYTES * spec.digits * at.tokens * ROW_BYTES + place % ROW_BYTES
+            offset = self._chunk_of_tokens(part.tile, chunk)
             for number, (own, digit) in enumerate(self._pairs(self._fragments(a, index))):
                 digit_offset = offset + digit * at.tokens * ROW_BYTES
-                low = b.op("add.u32", scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
-                b.op("mov.b64", self.descriptor, (low, self.high))
+                self._describe(digit_offset)
                 sums = self.sums[part.block] if self.short is None else self.short
                 keep = self.short is None or number > 0 or chunk % SHORT > 0
                 b.op(self.product, sums.regs, tuple(own), self.descriptor, int(keep), 1, 1, *self.flags)
         b.op("wgmma.commit_group.sync.aligned")
 
+    def _chunk_of_tokens(self, tile: int, chunk: int) -> int:
+        """Where a chunk of the tokens begins in a stage."""
+        spec, place = self.spec, CHUNK_BYTES * (tile * self.spec.chunks + chunk)  # in a row of all blocks
+        return place // ROW_BYTES * spec.digits * self.at.tokens * ROW_BYTES + place % ROW_BYTES
+
+    def _describe(self, offset: int) -> None:
+        """The descriptor of what begins there in the stage."""
+        b = self.b
+        low = b.op("add.u32", scratch(b, "chunk_low", "u32"), self.tokens_at, offset >> 4)
+        b.op("mov.b64", self.descriptor, (low, self.high))
+
     def _wait(self, part: Part) -> None:
         """For the part before; where short sums end, for this one, and add them to the others."""
         b = self.b
-        if self.short is None or not self._ends(part):
+        if self.short is None or (part.chunks[-1] + 1) % SHORT:
             b.op("wgmma.wait_group.sync.aligned", 1)
             return
         b.note("the sums of these chunks to the totals", after=RUN)
         b.op("wgmma.wait_group.sync.aligned", 0)
-        self._add(part, self.short)
-
-    def _ends(self, part: Part) -> bool:
-        """Whether short sums end with a part."""
-        return (part.chunks[-1] + 1) % SHORT == 0
-
-    def _add(self, part: Part, short: Sequence[Reg]) -> None:
-        """Sums of a few chunks to the totals."""
-        for total, each in zip(self.sums[part.block], short, strict=True):
-            self.b.op("add.f32", total, total, each)
+        for total, short in zip(self.sums[part.block], self.short, strict=True):
+            b.op("add.f32", total, total, short)
 
     def _fragments(self, a: Sequence[Reg], index: int) -> list[Sequence[Reg]]:
         """The registers of a part's chunk, digit by digit."""

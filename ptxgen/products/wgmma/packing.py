@@ -15,6 +15,8 @@ from ptxgen.products.wgmma import tokens as packed
 
 OWN = 4  # neighbouring columns of a thread
 MOST_THREADS = 256
+MOST_OF_ROW = 896  # where they are to hold a row, of 72 registers each
+TURN = 64  # threads whose columns are whole blocks of every type
 FLIGHT = 4  # loads of a thread in a pass
 
 
@@ -59,7 +61,12 @@ class PackedRows(KernelType):
     @property
     def threads(self) -> int:
         """Threads of a row; a multiple of a block's, so that a thread stays at its place in a block."""
-        return min(MOST_THREADS, self.columns // OWN)
+        few = min(MOST_THREADS, self.columns // OWN)
+        if not self.scaled or self.group:
+            return few
+        # a row whose scale is sought first is read once where all of it is in registers
+        whole = -(-self.columns // (OWN * FLIGHT * TURN)) * TURN
+        return max(few, min(MOST_OF_ROW, whole))
 
     @property
     def flight(self) -> int:

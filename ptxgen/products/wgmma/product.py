@@ -45,7 +45,10 @@ class PackedProduct(Weighted):
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     promoted: bool = field(
-        default=True, later=True, silent="the executor adds exactly", doc="e4m3: f32 adds the sums of every 128 columns"
+        default=False,
+        later=True,
+        silent="the executor adds exactly",
+        doc="e4m3: f32 adds the sums of every 128 columns",
     )
 
     @property
@@ -64,15 +67,14 @@ class PackedProduct(Weighted):
         return self.scaled and isinstance(self.kind, E4m3) and self.kind.per == "block"
 
     @property
+    def promotes(self) -> bool:
+        """Whether f32 adds up what tensor cores have of 128 columns each: they keep some 14 bits of a sum in e4m3."""
+        return self.by_block or (self.scaled and self.promoted)
+
+    @property
     def x_group(self) -> int:
         """Columns that share a scale of x; 0: all."""
         return BLOCK if self.by_block else 0
-
-    @property
-    def short_sums(self) -> bool:
-        """Whether what tensor cores add up is short, and f32 adds the rest: they round every addition towards zero,
-        those of e4m3 to some 14 bits."""
-        return self.precision == "exact" or (self.scaled and self.promoted)
 
     @property
     def columns(self) -> int:

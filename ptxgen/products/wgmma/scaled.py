@@ -6,89 +6,21 @@ of the whole matrix, are applied to the totals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.multiply import Multiplier, Part
-from ptxgen.products.wgmma.product import PackedProduct
-from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.tokens import SCALE_BYTES
 
 OCTET = 8  # tokens of a group of accumulators, of which a lane has two
-AHEAD = 256  # sums of a row of all totals and a block beside which there are registers for all tokens' scales
 
 
 class ScaledMultiplier(Multiplier):
-    """The same fragments, for `PackedProduct.scaled`."""
-
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
-        super().__init__(b, spec, at, ring)
-        if spec.by_block:
-            # asked for before the stage is waited for: one for each of its tiles and blocks of rows
-            self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
-            self.ahead = at.tokens if at.tokens * at.sums <= AHEAD else 0
-            self.factors = b.array("factor", "f32", (self.ahead or OCTET) // 4)
+    """The same fragments, for `PackedProduct.scaled`: tensor cores add up all products."""
 
     def _outside(self) -> None:
-        b, spec, at = self.b, self.spec, self.at
-        if spec.by_block:
-            with b.fragment("ask_scales", "the weights' scales of the stage"):
-                (piece,) = self._trailing()
-                for block, place in enumerate(self.scales_at):
-                    for tile in range(at.shape.tiles):
-                        b.op("ld.global.nc.f32", self._block_scale(tile, block), place[tile * (piece.step or 0)])
-            b.without("scale_sums")
-            return
-        b.without("ask_scales")
-        with b.fragment("scale_sums", "the scales of rows and tokens"):
+        self.b.without("ask_scales")
+        with self.b.fragment("scale_sums", "the scales of rows and tokens"):
             self._scale_totals()
-
-    def _block_scale(self, tile: int, block: int) -> Reg:
-        return self.block_scales[tile * self.at.shape.blocks + block]
-
-    def _begin(self, base: Reg) -> None:
-        b, at = self.b, self.at
-        if self.spec.by_block:
-            own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
-            b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)
-            b.op("add.u32", own, own, at.token_bytes + at.records * at.tile_bytes)
-            self.scales_place = b.reg("token_scales", "u32")
-
-    def _find(self) -> None:
-        if self.spec.by_block:
-            self.b.op("add.u32", self.scales_place, self.own_scales, self.ring.offset)
-
-    def _wait(self, part: Part) -> None:
-        if self.spec.by_block and self.ahead and self._ends(part):
-            self.b.note("scales of the block, while its last products run", after=RUN)
-            self._find_factors(part, 0, self.ahead)
-        super()._wait(part)
-
-    def _add(self, part: Part, short: Sequence[Reg]) -> None:
-        if not self.spec.by_block:
-            super()._add(part, short)
-            return
-        for octet in range(self.at.tokens // OCTET):
-            if not self.ahead:
-                self._find_factors(part, octet * OCTET, OCTET)
-            own = self.factors[2 * octet : 2 * octet + 2] if self.ahead else self.factors.regs
-            totals = self.sums[part.block]
-            for i in range(4 * octet, 4 * octet + 4):
-                self.b.op("fma.rn.f32", totals[i], short[i], own[i % 2], totals[i])
-
-    def _find_factors(self, part: Part, first: int, count: int) -> None:
-        """The scales of the lane's tokens, of `count` from `first` on, times the weights'."""
-        b, at = self.b, self.at
-        for octet in range(count // OCTET):
-            offset = SCALE_BYTES * (part.tile * at.tokens + first + OCTET * octet)
-            own = self.factors[2 * octet : 2 * octet + 2]
-            convert.load_words(b, own, self.scales_place, offset, space="shared")
-            for factor in own:
-                b.op("mul.f32", factor, factor, self._block_scale(part.tile, part.block))
 
     def _scale_totals(self) -> None:
         b, at = self.b, self.at

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 VECTOR = 4  # sums of 16 bytes
-IN_FLIGHT = 4  # of these that a thread has asked for at once
+IN_FLIGHT = 12  # of these that a thread has asked for at once
 
 
 class Streams:

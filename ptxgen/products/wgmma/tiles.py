@@ -1,4 +1,8 @@
-"""Which tile is likely the fastest for a matrix and a number of tokens: cycles as they were measured on an H200."""
+"""Which tile is likely the fastest for a matrix and a number of tokens: cycles as they were measured on an H200.
+
+What limits a stage is mostly shared memory: it takes the stage's bytes, and gives weights once, and tokens once for
+every 64 rows of weights. 128 rows by 256 tokens are as long in the tensor cores as there; smaller tiles are not.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, PROCESSORS, Geometry
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.f16 import Half
 
@@ -15,37 +20,68 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 P = TypeVar("P", bound="PackedProduct")
-# multiplications in a cycle that so many warpgroups of a CTA reach; three were not measured
-TENSOR = {1: 0.7 * 2048, 2: 0.85 * 2048, 3: 0.85 * 2048}
-FEED = 40  # bytes that it gets from the L2 cache in a cycle while all others do, too
-MEMORY = 2650  # bytes of the GPU's memory in a cycle
+TENSOR = 2048  # multiplications of 16 bits in a cycle
+IN_BYTES = 1.2  # cycles of tensor cores for one that 8-bit numbers would take: their power lowers the clock
+ALONE = 1.6  # the same where a warpgroup's sums go to the totals and no other multiplies meanwhile
+SHARED = 128  # bytes of shared memory in a cycle
 CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
-LATENCY = 2600  # cycles from asking for a stage to having it
+LATENCY = 2500  # cycles from asking for a stage to having it
+TURN = 420  # cycles of a stage at least, from its bytes' arrival to its release
+MEMORY, MEMORY_BEGINS = 2050, 8300  # bytes of the GPU's memory in a cycle; cycles before the first and after the last
+BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that is not hidden behind the other
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
-EDGES = 4500  # cycles of a tile before its first and after its last product
-ADDING = 3000  # and where CTAs add up their sums
-ROWS = (0, 64, 128, 256)
+EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
+ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
+MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
+LARGE = 128 * 256  # sums of a large tile
 SPLITS = (1, 2, 4, 8)
+# rows and shares that are tried with so many tokens: what was measured
+OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
+OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    64: ((64, 128, 256), (1,)), 112: ((128,), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)), 256: ((64, 128), (1, 2)),
+}  # fmt: skip
+IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
-    """Legal specs of a kernel type with these fields, whose tiles differ; for a few rows the one that the tables
-    have."""
-    if rows <= MOST_ROWS_FIRST:
-        enough = [count for count in TOKENS if count >= rows]
-        for count in (*enough[:1], *reversed(TOKENS[: -len(enough)])):
+    """Legal specs of a kernel type with these fields, whose tiles differ; for a few rows and weights that are not of 16
+    bits the one that the tables have."""
+    few = rows <= MOST_ROWS_FIRST
+    counts = [fields["tokens"]] if "tokens" in fields else list(TOKENS)
+    enough = [count for count in counts if count >= rows] or counts[-1:]
+    if few and not _plain(fields):
+        for count in (*enough[:1], *reversed(counts[: -len(enough)])):
             try:
                 yield kernel(**{"tokens": count, **fields})
                 return
             except SpecError:
                 continue
         return
-    counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= MOST_ROWS_FIRST]
-    for count, tile_rows, split in product(counts, ROWS[1:], SPLITS):
+    tried = dict.fromkeys(enough[:1], OF_FEW) if few else OF_MANY
+    if not few and str(fields.get("x_dtype")) == e4m3.name:
+        tried = tried | IN_E4M3
+    if not few and _plain(fields):  # 64 rows by 64 tokens are slower than they are by this model
+        tried = {count: tile for count, tile in tried.items() if count > MOST_ROWS_FIRST}
+    if "tokens" in fields:
+        tried = {count: tried.get(count, OF_FEW) for count in counts}
+    each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
+    for count, tile_rows, split, share in each:
+        if few and split > 1 and (tile_rows == 192 or (split == 8 and tile_rows == 64)):
+            continue
         try:
-            yield kernel(**{**fields, "tokens": count, "tile_rows": tile_rows, "split": split})
+            yield kernel(**{"tile_rows": tile_rows, "split": split, "share": share, **fields, "tokens": count})
         except SpecError:
             continue
+
+
+def _plain(fields: dict[str, Any]) -> bool:
+    """Whether what is measured of few tokens holds: weights of 16 bits as they are, for rows."""
+    return (
+        fields.get("weights", "bf16") in ("bf16", "f16")
+        and fields.get("precision") == "fast"
+        and not fields.get("gated")
+        and not fields.get("packed_out")
+    )
 
 
 def cycles(spec: PackedProduct, rows: int) -> float:
@@ -54,24 +90,37 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     shape = at.shape
     tile_rows = 64 * shape.groups * shape.blocks
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
-    tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR[shape.groups]
-    if not (spec.scaled or isinstance(kind, Half)):
+    tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR
+    if spec.scaled:
+        tensor *= IN_BYTES * (ALONE if spec.promotes and shape.groups == 1 else 1)
+    elif not isinstance(kind, Half):
         tensor += CONVERTING * tile_rows / 128
     per_row = kind.tile_bytes / (kind.tile_k * 16) * spec.columns
-    feed = (tile_rows * per_row + at.tokens * ROW_BYTES * spec.digits / shape.share) / FEED
-    blocks = at.chunks * CHUNK_BYTES // ROW_BYTES
-    wait = LATENCY / ((at.stages - 1) * blocks)
+    tokens_bytes = at.tokens * ROW_BYTES
+    reads = passes * tile_rows / 64 * tokens_bytes + tile_rows * per_row
+    shared = (reads + tile_rows * per_row + tokens_bytes * spec.digits) / SHARED
+    wait = max(LATENCY / (at.stages - 1), TURN) / (at.chunks * CHUNK_BYTES // ROW_BYTES)
     steps = -(-kind.tiles(spec.k) * kind.tile_k // (spec.columns * shape.split))
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    turns = -(-clusters // CLUSTERS[size])
-    whole = turns * (steps * max(tensor, feed, wait) + EDGES + (ADDING if shape.split > 1 else 0))
-    return max(whole, spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY)
+    beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
+    turns = -(-clusters // (CLUSTERS[size] * shape.resident))
+    large = tile_rows * at.tokens / LARGE
+    step = max(beside * tensor, beside * shared, wait)
+    if shape.share > 1:
+        step *= SHARING
+    whole = turns * (steps * step + EDGES + RESULTS * large)
+    if shape.split > 1:
+        whole += ADDING[shape.split] + SUMS * large
+    if shape.share > 1:
+        whole += MEETING
+    memory = spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS
+    return max(whole, memory) + BESIDE * min(whole, memory)
 
 
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
-    fewer times: 64 rows by 128 tokens take 0.8 to 0.86 of the time of 128 by 64 (4096 by 4096 and by 14336)."""
+    fewer times."""
     found = list(candidates(kernel, fields, rows))
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is

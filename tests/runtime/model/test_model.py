@@ -12,6 +12,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.text import Text
 from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
@@ -176,6 +177,17 @@ def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: 
     assert model.deterministic
     assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == RECORDED["llama.tokens"].tolist()
     assert model.steps.decode._graph is None
+
+
+def test_a_stop_string_that_begins_with_a_space_is_seen_at_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of its own begins without the space of its first piece, one that goes on after a prompt has it."""
+    model, first = model_of(device), RECORDED["llama.tokens"].tolist()[0]
+    text = Text([b" w%d." % n for n in range(model.shape.vocab)], lambda said: [], space_prefix=True)
+    monkeypatch.setattr(type(model.source), "text", lambda source: text, raising=False)
+    assert text.decode([first]) == f"w{first}."
+    assert list(model.tokens(PROMPT, 20, stop=f" w{first}.")) == [first]
 
 
 def test_generation_stops(device: Device) -> None:

@@ -122,5 +122,12 @@ def test_what_settings_cannot_be_is_refused(model: Model) -> None:
         Sampling(temperature=-1.0)
     with pytest.raises(SpecError, match=r"Sampling\.top_p: must be"):
         Sampling(top_p=1.5)
+    for wrong in ("1", None, True):
+        with pytest.raises(SpecError, match=r"Sampling\.min_p: must be a number"):
+            Sampling(min_p=wrong)
+    for name, value in (("top_k", 1.5), ("seed", 2.5), ("seed", "1")):
+        with pytest.raises(SpecError, match=rf"Sampling\.{name}: must be an integer \(got {value!r}\)"):
+            Sampling(**{name: value})
+    assert Sampling(np.float32(0.5), np.int64(3)).top_k == 3
     with pytest.raises(SpecError, match="sampling needs a Batch made with sampling=True"):
         model.batch(1).join([1], DRAWN)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ptxgen.attention.prefill.rows import divide
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
-from ptxgen.attention.prefill.wgmma.producer import LANES
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.tile import COLUMN, STAGES, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import COLUMN, LANES, STAGES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Addr, Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 
 WARPS = 2  # that ask for boxes
 LOAD = "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -64,10 +63,6 @@ class Boxes:
         self.ring.wait("box_empty", bar[K_EMPTY - K_FULL], parity)
         ends = "rows from kv_len on follow" if items.cache.batched else "those from kv_len on become zeros"
         with b.fragment("fill_box", f"{tile.keys} keys; {ends}"):
-            if items.adapts:
-                later = b.op("setp.ne.or.u32", "is_later_box", number, 0, copies_v)
-                asks_now = b.op("and.pred", b.reg("asks_now", "pred"), asks, later)
-                asks = asks_now
             if not items.cache.page_size:  # whose rows are exchanged below
                 b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, tile.kv_bytes, pred=asks)
@@ -99,7 +94,7 @@ class Boxes:
         b.op("mad.wide.u32", table, self.items.found.sequence, 4 * cache.pages, table)
         at = b.op("mad.wide.u32", "page_at", slot, 4, table)
         page = b.op("ld.global.nc.s32", "page", at[0])
-        self.row = b.op("rem.u32", b.reg("page_row", "s32"), mine, cache.page_size)
+        self.row = remainder(b, "page_row", mine, cache.page_size)
         if cache.heads_inside:
             b.op("mad.lo.s32", self.row, page, cache.page_size, self.row)
         else:

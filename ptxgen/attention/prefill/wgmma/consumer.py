@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.registers import HIGH_WORD, K_STEP, ROWS_8, STEPS_OF_COLUMN, UNIT, ConsumerRegisters
+from ptxgen.attention.prefill.wgmma.registers import (
+    HIGH_WORD,
+    K_STEP,
+    K_STEP_8,
+    ROWS_8,
+    STEPS_OF_COLUMN,
+    UNIT,
+    ConsumerRegisters,
+)
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
 from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WgmmaTile
@@ -42,7 +50,7 @@ class Consumer(ConsumerRegisters):
                 b.op("setp.lt.and.u32", has_rounds, self.group, self.items.active, has_rounds)
         else:
             b.without("stand_by")
-        self._queries()
+        self._queries(smem)
         self._tiles()
         self._products()
         self.softmax.build(self.start, self.rows)
@@ -71,24 +79,64 @@ class Consumer(ConsumerRegisters):
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
-    def _queries(self) -> None:
+    def _q_scales(self, smem: Reg) -> list[Reg]:
+        """Of this thread's two rows, from shared memory; part of an open fragment."""
+        b = self.b
+        at = b.op("shr.u32", b.reg("q_scale_from", "u32"), self.lane, 2)
+        b.op("mad.lo.u32", at, self.warp, ROWS // 4, at)
+        b.op("mad.lo.u32", at, self.group, ROWS, at)
+        b.op("mad.lo.u32", at, at, 4, smem)
+        scales = [b.reg(f"q_scale{r}", "f32") for r in range(2)]
+        for r, scale in enumerate(scales):
+            b.op("ld.shared.f32", scale, at[self.tile.q_scales_at + 4 * 8 * r])
+        return scales
+
+    def _queries(self, smem: Reg) -> None:
         b, ring = self.b, self.ring
         with b.fragment("begin_item", "wait for the queries of this item"):
             at = b.op("mad.lo.u32", "q_barrier", self.group, WORD, ring.at)
             parity = b.op("and.b32", b.reg("q_parity", "u32"), self.items_read, 1)
             b.op("add.u32", self.items_read, self.items_read, 1)
             self.step = b.op("mov.s32", "step", 0)
+        if self.items.pairs:
+            self._skip()
+        else:
+            b.without("own_rows", "aim_skipped", "k_skipped", "v_skipped", "release_skipped")
         ring.wait("q_full", at[ring.q_full], parity)
         with b.fragment("clear", "nothing seen so far"):
             self.softmax.clear()
             for value in self.acc:
                 b.op("mov.f32", value, 0.0)
+        if self.spec.fp8:
+            with b.fragment("take_scales", "the scales of this thread's rows of q"):
+                self.softmax.take_scales(self._q_scales(smem))
+        else:
+            b.without("take_scales")
         if self.tile.q_in_registers:
             self._load_q()
         else:
             b.without("load_q")
         with b.fragment("release_q"):
             ring.arrive(at[ring.q_empty], self.is_first_lane)
+
+    def _skip(self) -> None:
+        """Fragments `own_rows`, and of a tile of keys that lies behind all rows of the second of a pair."""
+        b, ring = self.b, self.ring
+        with b.fragment("own_rows", "the second of a pair has rows of its own, and leaves out keys behind them"):
+            skipped = b.reg("skipped", "s32")
+            self.items.take_second_rows(self.group, skipped)
+            skips = b.op("setp.gt.s32", "skips", skipped, 0)
+        with b.fragment("aim_skipped"):
+            _, slot, parity = ring.slot("skipped", self.read)
+        ring.wait("k_skipped", slot[K_FULL], parity)
+        ring.wait("v_skipped", slot[V_FULL], parity)
+        with b.fragment("release_skipped"):
+            b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
+            ring.arrive(slot[K_EMPTY], self.is_first_lane)
+            ring.arrive(slot[V_EMPTY], self.is_first_lane)
+            b.op("add.u32", self.read, self.read, 1)
+            b.op("add.s32", self.step, self.step, 1)
+            b.op("setp.lt.s32", skips, self.step, skipped)
 
     def _load_q(self) -> None:
         b = self.b
@@ -142,17 +190,18 @@ class Consumer(ConsumerRegisters):
             "products_with_k", f"scores of {ROWS} rows and {tile.keys} keys, over head_dim={self.spec.dim}"
         ):
             b.op("wgmma.fence.sync.aligned")
-            op = f"wgmma.mma_async.sync.aligned.m64n{tile.keys}k16.f32.{type}.{type}"
+            contraction, kind, transposed = (K_STEP_8, "e4m3", ()) if self.spec.fp8 else (K_STEP, type, (0,))
+            op = f"wgmma.mma_async.sync.aligned.m64n{tile.keys}k{contraction}.f32.{kind}.{kind}"
             for step in range(self.steps):
                 column, within = divmod(step, STEPS_OF_COLUMN)
                 k = self.descriptor("k_matrix", self.k_low, 32 * within + column * tile.keys * SWIZZLED_ROW)
                 accumulates = int(step > 0)
                 if tile.q_in_registers:
                     held = tuple(self.q_held[4 * step : 4 * step + 4])
-                    b.op(op, tuple(self.score), held, k, accumulates, 1, 1, 0)
+                    b.op(op, tuple(self.score), held, k, accumulates, 1, 1, *transposed)
                 else:
                     q = self.descriptor("q_matrix", self.q_descriptor, 32 * within + column * ROWS * SWIZZLED_ROW)
-                    b.op(op, tuple(self.score), q, k, accumulates, 1, 1, 0, 0)
+                    b.op(op, tuple(self.score), q, k, accumulates, 1, 1, *transposed, *transposed)
             b.op("wgmma.commit_group.sync.aligned")
         steps = tile.keys // K_STEP
         early = min(EARLY, steps - 1)

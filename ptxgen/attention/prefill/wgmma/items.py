@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import Ragged
-from ptxgen.attention.prefill.rows import Rows, divide
-from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps
+from ptxgen.attention.prefill.rows import Rows
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps, pairs
+from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 
 WHOLE = 24 << 20  # bytes of K and V of all heads that the L2 cache may hold at once
 SECTION = 17 << 20  # bytes of a section, where there are several
@@ -23,13 +25,15 @@ class Items(Rows):
     """Fragments `locate` (once); `first_round`, `find_item`, `scan` (a loop's body, of a batch), `place_item` and
     `next_round`, which producer and consumers both run.
 
-    `adapts`: a short prompt has tiles of fewer rows, and `active` warpgroups of consumers take part.
+    `adapts`: a short prompt has tiles of fewer rows, and `active` warpgroups of consumers take part. `pairs`: two of
+    them have tiles of rows of their own where `paired` holds: the first late ones, from `first_row` on, the second
+    early ones, from `second_row` + ROWS on.
     """
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile) -> None:
         super().__init__(b, spec, tile.rows, tile.keys)
         self.tile = tile
-        self.adapts = adapts(spec)
+        self.adapts, self.pairs = adapts(spec), pairs(spec)
         self.tile_rows: Reg | int = tile.rows
         self.past_the_end = self.cache.batched and by_maps(spec)
 
@@ -60,6 +64,8 @@ class Items(Rows):
         if self.adapts:
             self._take_part()
         self.place_tokens()
+        if self.pairs:
+            self._pair()
 
     def _take_part(self) -> None:
         """How many warpgroups take part, and the rows of a tile; part of an open fragment."""
@@ -76,6 +82,16 @@ class Items(Rows):
             b.op("selp.b32", self.row_tiles, fewer, self.row_tiles, fits)
             b.op("selp.b32", self.tile_rows, rows, self.tile_rows, fits)
             b.op("selp.b32", self.active, count, self.active, fits)
+
+    def _pair(self) -> None:
+        """Whether two warpgroups have tiles of their own; part of an open fragment."""
+        b, tokens = self.b, ROWS // self.group
+        b.note("where each of these CTAs has one item, late rows and early ones")
+        pairs = b.op("add.s32", "row_pairs", self.n_rows, FEWEST * ROWS - 1)
+        pairs = divide(b, "row_pairs", pairs, FEWEST * ROWS)
+        self.paired: Reg = b.op("setp.le.s32", "paired", pairs, CHIP_SMS // self.problem.n_kv_heads)
+        odd = b.op("and.b32", b.reg("offset_within", "u32"), self.offset, tokens - 1)
+        b.op("setp.eq.and.u32", self.paired, odd, 0, self.paired)
 
     def _slots(self) -> None:
         """Tiles of rows of all sequences, at most: each may leave one unfilled; part of an open fragment."""
@@ -119,8 +135,8 @@ class Items(Rows):
             item = self._item()
             if self.cache.batched:
                 ragged = Ragged(b, self.thread, self.rows, self.group)
-                self.kv_head = b.op("rem.u32", "kv_head", item, self.problem.n_kv_heads)
-                ragged.enter(b.op("div.u32", "slot", item, self.problem.n_kv_heads))
+                self.kv_head = remainder(b, "kv_head", item, self.problem.n_kv_heads)
+                ragged.enter(divide(b, "slot", item, self.problem.n_kv_heads))
             else:
                 self._head_and_tile(item)
         if self.cache.batched:
@@ -135,9 +151,15 @@ class Items(Rows):
             if self.adapts:
                 first = b.op("sub.s32", b.reg("tiles_before", "s32"), self.row_tile, 1)
                 self.first_row = b.op("mul.lo.s32", "first_row", first, self.tile_rows)
+                if self.pairs:
+                    self._place_pair()
             else:
                 self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
+            if folds_scales(self.variant):
+                self.k_scale = b.reg("k_scale_of_head", "f32")
+                at = b.op("mad.wide.u32", scratch(b, "k_scale_at", "u64"), self.kv_head, 4, b.ld_param("k_scale"))
+                b.op("ld.global.nc.f32", self.k_scale, at[0])
             if not self.problem.by_token:
                 self.q_rows()
             self._key_tiles()
@@ -204,6 +226,38 @@ class Items(Rows):
         b.op("setp.gt.and.s32", self.has_item, found.row_tile, 0, found.holds)
         self.place_tokens()
 
+    def _place_pair(self) -> None:
+        """The rows of an item of two tiles; part of an open fragment."""
+        b = self.b
+        b.note("the first tiles go with the last ones; one in the middle alone, with rows that do not exist")
+        self.item_rows = b.op("selp.b32", b.reg("item_rows", "s32"), ROWS, self.tile_rows, self.paired)
+        early = b.op("sub.s32", b.reg("early_tile", "s32"), self.row_tiles, self.row_tile)
+        late = b.op("add.s32", b.reg("late_tile", "s32"), self.n_rows, ROWS - 1)
+        late = divide(b, "late_tile", late, ROWS)
+        b.op("sub.s32", late, late, 1)
+        b.op("sub.s32", late, late, early)
+        b.op("mul.lo.s32", late, late, ROWS)
+        b.op("mul.lo.s32", early, early, ROWS)
+        alone = b.op("setp.eq.s32", "is_alone", early, late)
+        b.op("selp.b32", early, self.n_rows, early, alone)
+        b.op("sub.s32", early, early, ROWS)
+        self.second_row: Reg = b.op("selp.b32", b.reg("second_row", "s32"), early, self.first_row, self.paired)
+        b.op("selp.b32", self.first_row, late, self.first_row, self.paired)
+
+    def take_second_rows(self, group: Reg, skipped: Reg) -> None:
+        """A consumer's rows where its warpgroup `group` is the second of a pair, and the tiles of keys before those it
+        sees, which it has `skipped`; part of an open fragment."""
+        b = self.b
+        second = b.op("setp.eq.and.u32", "is_second", group, 1, self.paired)
+        b.op("selp.b32", self.first_row, self.second_row, self.first_row, second)
+        own = b.op("add.s32", b.reg("own_first_row", "s32"), self.first_row, ROWS)
+        position = self.position("own_position", own)
+        b.op("max.s32", position, position, 0)
+        tile = divide(b, "own_position", position, self.keys)
+        b.op("sub.s32", skipped, self.first_tile, tile)
+        b.op("max.s32", skipped, skipped, 0)
+        b.op("selp.b32", skipped, skipped, 0, second)
+
     def _key_tiles(self) -> None:
         """The order of the tiles of keys; part of an open fragment.
 
@@ -219,7 +273,7 @@ class Items(Rows):
             self.lowest_tile = self.first_tile
             self.plain_tiles = b.op("sub.s32", "plain_tiles", self.key_tiles, 2)
         else:
-            last = b.op("add.s32", "last_row", self.first_row, self.tile_rows)
+            last = b.op("add.s32", "last_row", self.first_row, self.item_rows if self.pairs else self.tile_rows)
             b.op("min.s32", last, last, self.n_rows)
             b.op("sub.s32", last, last, 1)
             last_position = self.position("last_position", last)

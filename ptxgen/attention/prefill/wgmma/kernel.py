@@ -5,11 +5,13 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
+from ptxgen.attention.prefill.wgmma.conversions import Conversions
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
-from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps
+from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts
+from ptxgen.attention.prefill.wgmma.variants import plain
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, bf16
 
@@ -17,8 +19,8 @@ from ptxgen.dtypes import DType, bf16
 def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     """Every fragment."""
     variant = spec.attention.variant
-    first_maximum_serves = dtype == bf16 and variant.plain and not variant.window
-    maps = by_maps(spec)
+    first_maximum_serves = dtype == bf16 and plain(variant) and not variant.window
+    maps, converted = by_maps(spec), converts(spec)
     queries = 32 * WARPS if maps else 0  # the first thread that copies q
     items = Items(b, spec, tile)
     ring = Ring(b, tile, 1 if maps else WARPGROUP, WARPGROUP - queries)
@@ -26,8 +28,11 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("begin", "shared memory and its mbarriers"):
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
-        ring.begin(smem, items.thread)
+        ring.begin(smem)
         b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
+        b.op("setp.eq.u32", "makes_barriers", items.thread, WARPGROUP)
+    with b.fragment("make_barriers"):
+        ring.make(smem)
     items.locate()
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
@@ -38,7 +43,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         Boxes(b, tile, items, ring, dtype).build(smem)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
     else:
-        Producer(b, spec, tile, items, ring, dtype).build(smem)
+        (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
     output(consumer, smem, first_maximum_serves)
@@ -57,6 +62,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         b.without("first_pass", "look_at_flag")
     b.expose(
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
-        checks=first_maximum_serves, fill_part="boxes" if maps else "copies", copies_need_fence=not maps,
-        has_tails=tile.tails, fence_first=items.adapts,
+        checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
+        copies_need_fence=not (maps or converted),
+        has_tails=tile.tails,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ptxgen.attention.cache import Cache
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, MAP_BYTES, WgmmaTile
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Addr, Reg
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 
 SLOTS = 1024  # multiprocessors at most
@@ -42,19 +42,19 @@ class Maps:
             b.op("add.u32", made, made, MAP_BYTES, pred=copies_v)
             word = b.op("mad.lo.u32", "map_word", lane, 4, made)
             b.op("st.shared.b32", word[0], b.op("mov.b32", b.reg("no_word", "b32"), 0))
+            b.op("setp.eq.u32", "writes_map", lane, 0)
         with b.fragment("meet_lanes"):
             b.op("bar.warp.sync", -1)
         with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
-            writes = b.op("setp.eq.u32", "writes_map", lane, 0)
-            array, (keys, heads) = self._array("k"), self._extents()
-            values = self._array("v")
+            array, (keys, heads) = b.ld_param("k"), self._extents()
+            values = b.ld_param("v")
             b.op("selp.b64", array, values, array, copies_v)
             row = cache.k.row_bytes
             stride = b.reg("map_stride", "u64")
 
             def put(field: str, *operands: object, wide: bool = False) -> None:
                 kind = "b64" if wide else "b32"
-                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands, pred=writes)
+                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands)
 
             put("global_address", array, wide=True)
             put("rank", DIMENSIONS - 1)
@@ -77,7 +77,7 @@ class Maps:
             elif cache.max_len:
                 b.op("mov.u64", stride, cache.rows * row)
             else:
-                b.op("mul.wide.u32", stride, self._kv_rows(), row)
+                b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
             put("global_stride", 1, stride, wide=True)
         with b.fragment(
             "publish_maps", "the map in module memory, a place for each multiprocessor, seen by the copies from here on"
@@ -92,23 +92,6 @@ class Maps:
             seen: Reg = b.op("cvta.global.u64", "map_seen", at)
             b.op("fence.proxy.tensormap::generic.acquire.gpu", seen[0], MAP_BYTES)
         return seen
-
-    def _array(self, name: str) -> Reg:
-        """The address of K or V; in a register of its own where other threads of the producer copy K; part of an open
-        fragment."""
-        b = self.b
-        if not self.items.adapts:
-            return b.ld_param(name)
-        array: Reg = b.op("ld.param.u64", f"map_{name}", Addr(f"{name}_param"))
-        b.op("cvta.to.global.u64", array, array)
-        return array
-
-    def _kv_rows(self) -> Reg:
-        b = self.b
-        if not self.items.adapts:
-            return b.ld_param("kv_rows")
-        rows: Reg = b.op("ld.param.s32", "map_rows", Addr("kv_rows_param"))
-        return rows
 
     def _extents(self) -> tuple[Reg | int, Reg | int]:
         """Keys, and heads of all sequences or pages; part of an open fragment."""

@@ -9,6 +9,7 @@ from ptxgen.attention.prefill.wgmma.tile import COLUMN, ROWS, SWIZZLED_ROW
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 
 WARP = 32
 WARP_ROWS = 16
@@ -92,8 +93,8 @@ def _store(consumer: Consumer, base: Reg) -> None:
                 b.op("add.s32", row, row, WARP // chunks)
             else:
                 piece = b.op("add.u32", scratch(b, "out_piece", "u32"), consumer.lane, WARP * i)
-                b.op("div.u32", row, piece, chunks)
-                b.op("rem.u32", chunk, piece, chunks)
+                divide(b, "out_pass_row", piece, chunks)
+                remainder(b, "out_chunk", piece, chunks)
                 b.op("shr.u32", column, chunk, 3)
                 b.op("and.b32", within, chunk, 7)
                 b.op("mad.lo.u32", source, column, ROWS * SWIZZLED_ROW, base)

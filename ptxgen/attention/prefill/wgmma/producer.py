@@ -7,20 +7,22 @@ from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
 from ptxgen.attention.prefill.sources import Source, source_of
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.tile import FEWEST, ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
+from ptxgen.attention.prefill.wgmma.rounding import Rounding
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, FEWEST, LANES, ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
-from ptxgen.dtypes import DType
+from ptxgen.dtypes import DType, e4m3
 from ptxgen.idioms.convert import scratch
-
-LANES = SWIZZLED_ROW // 16  # threads side by side on a swizzled row
 
 
 class SwizzledCopy(RowCopy):
     """`rows` rows by `threads` threads; a thread takes the same place in every swizzled row that it visits."""
 
-    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType) -> None:
-        super().__init__(b, name, dim, rows, threads, dtype, dtype)
+    def __init__(
+        self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType, source: DType | None = None
+    ) -> None:
+        super().__init__(b, name, dim, rows, threads, source or dtype, dtype)
+        self.elements = CHUNK // dtype.bytes
         self.spread = Spread(dim // self.elements, rows, threads, LANES)
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
@@ -61,9 +63,8 @@ class QueryCopies:
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
     ) -> None:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
-        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, dtype)
+        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, e4m3 if spec.fp8 else dtype)
         self.dtype = dtype
-        self.first_k = items.adapts
 
     def aim(self, smem: Reg) -> None:
         """This thread's place in the rows that it copies; part of an open fragment."""
@@ -73,6 +74,7 @@ class QueryCopies:
         self.row, self.chunk = self.q.aim(self.thread)
         self.to = self.q.offset("copy_to", self.row, self.chunk)
         b.op("add.u32", self.to, self.to, smem)
+        self.base = smem
         self.taken = b.op("mov.u32", "items_filled", 0)
         self.q_from = b.ld_param("q")
 
@@ -84,39 +86,14 @@ class QueryCopies:
         with b.fragment("begin_fill", "which time q is filled, and the parity that its wait has"):
             self.q_parity = b.op("and.b32", b.reg("q_fill_parity", "u32"), self.taken, 1)
             b.op("xor.b32", self.q_parity, self.q_parity, 1)
-            if self.first_k:
-                b.op("setp.eq.u32", "is_first_fill", self.taken, 0)
             b.op("add.u32", self.taken, self.taken, 1)
-        if self.first_k:
-            self._fill_first_k()
-        else:
-            b.without("fill_first_k", "first_k_follows")
         self._fill_q()
-
-    def _fill_first_k(self) -> None:
-        """Fragments `fill_first_k` and, when all these threads have met, `first_k_follows`: the CTA's
-        first tile of K, while its tensor map is made."""
-        b, tile, items = self.b, self.tile, self.items
-        copy = SwizzledCopy(b, "kv", self.spec.dim, tile.keys, WARPGROUP - self.first, self.dtype)
-        copy.take(self.q)
-        source = source_of(b, self.spec, items, copy)
-        full = self.ring.at[K_FULL]
-        with b.fragment("fill_first_k", "the first tile of K, while the tensor map is made"):
-            items.key_begin = items.tile_start(b.op("mov.s32", b.reg("no_step", "s32"), 0))
-            source.aim(self.row, self.chunk)
-            source.start()
-            copy_rows(copy, source, "k", (self.to, tile.k_at))
-            b.note("a thread arrives when its copies have come, and makes the phase wait for that")
-            b.op("cp.async.mbarrier.arrive.shared::cta.b64", full)
-            starts = b.op("setp.eq.u32", "starts_k", self.thread, 0)
-        with b.fragment("first_k_follows"):
-            self.ring.arrive(full, starts)
-        b.expose(copying_threads=WARPGROUP - self.first)
 
     def _fill_q(self) -> None:
         """Fragments `fill_q0` …, of each warpgroup's rows, each behind the wait `q0_empty` …"""
         b, copy, ring, items = self.b, self.q, self.ring, self.items
         fills: list[tuple[object, ...]] = []
+        rounding = Rounding(self) if self.spec.fp8 else None
         row_bytes = self.spec.attention.problem.query_bytes
         step = items.step(copy.spread.rows_per_pass)
         for group in range(self.tile.warpgroups):
@@ -126,13 +103,17 @@ class QueryCopies:
                 with b.fragment(f"aim_q{group}"):
                     b.op("setp.gt.u32", takes_part, items.active, group)
             wait, over = ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
+            if rounding is not None:
+                fills.append((f"q{group}", None, None, wait, over, rounding.fill(group)))
+                continue
             with b.fragment(
                 f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
             ) as fill:
                 size, exists = scratch(b, "copy_bytes", "u32"), scratch(b, "row_exists", "pred")
                 at = scratch(b, "q_at", "u64")
                 for i in range(copy.spread.row_passes):
-                    row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), items.first_row, self.row)
+                    first_row = items.second_row if items.pairs and group == 1 else items.first_row
+                    row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), first_row, self.row)
                     skip = ROWS * group + i * copy.spread.rows_per_pass
                     if skip:
                         b.op("add.s32", row, row, skip)
@@ -149,7 +130,7 @@ class QueryCopies:
                 ring.arrive_behind_copies(ring.at[ring.q_full + WORD * group])
             aim = b.fragments[f"aim_q{group}"] if takes_part is not None else None
             fills.append((f"q{group}", aim, takes_part, wait, over, fill))
-        b.expose(q_fills=fills)
+        b.expose(q_fills=fills, rounds=rounding is not None)
 
 
 class Producer(QueryCopies):
@@ -157,7 +138,8 @@ class Producer(QueryCopies):
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
         super().__init__(b, spec, tile, items, ring, dtype)
-        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, dtype)
+        source = spec.attention.problem.kv_dtype
+        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, source if spec.fp8 else dtype, source)
         self.source = source_of(b, spec, items, self.kv)
 
     def aim(self, smem: Reg) -> None:

@@ -17,6 +17,7 @@ from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import scratch
 
 K_STEP = 16  # elements of the contraction of a wgmma on 16-bit types
+K_STEP_8 = 32  # on 8-bit types
 UNIT = 16  # bytes: addresses and offsets of a descriptor count these
 ROWS_8 = 8 * SWIZZLED_ROW  # bytes from 8 rows to the next 8
 SWIZZLE_128 = 1 << 30  # in the upper word
@@ -29,12 +30,12 @@ class ConsumerRegisters:
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.tile, self.items, self.dtype = b, spec, tile, items, dtype
-        self.steps = spec.dim // K_STEP
+        self.steps = spec.dim // (K_STEP_8 if spec.fp8 else K_STEP)
         self.high: Reg  # the upper word of every descriptor
         self.score = b.array("score", "f32", tile.keys // 2)
         self.acc = b.array("acc", "f32", spec.dim // 2)
         self.packed = b.array("probability", "b32", tile.keys // 4)
-        self.q_held = b.array("q_held", "b32", spec.dim // 4) if tile.q_in_registers else ()
+        self.q_held = b.array("q_held", "b32", 4 * self.steps) if tile.q_in_registers else ()
         self.scores = [
             [Score(self.score[4 * n + 2 * row + i], 8 * n + i) for n in range(tile.keys // 8) for i in range(2)]
             for row in range(2)

@@ -25,27 +25,30 @@ class Ring:
         self.q_empty = self.q_full + tile.warpgroups * WORD
         self.at: Reg
 
-    def begin(self, smem: Reg, thread: Reg) -> None:
-        """The first thread makes the mbarriers; part of an open fragment."""
+    def begin(self, smem: Reg) -> None:
+        """Where the mbarriers begin; part of an open fragment."""
+        self.at = self.b.op("add.u32", "barriers", smem, self.tile.barriers_at)
+
+    def make(self, smem: Reg) -> None:
+        """One thread makes the mbarriers; behind a branch, as under a predicate each would have a fence of its own.
+        Part of an open fragment."""
         b, tile = self.b, self.tile
-        self.at = b.op("add.u32", "barriers", smem, tile.barriers_at)
-        first = b.op("setp.eq.u32", "is_first_thread", thread, 0)
         for stage in range(STAGES):
             for offset, count in (
                 (K_FULL, self.kv_arrivals), (V_FULL, self.kv_arrivals),
                 (K_EMPTY, WARPS * tile.warpgroups), (V_EMPTY, WARPS * tile.warpgroups),
             ):  # fmt: skip
-                self._make(self.at[offset + WORD * stage], count, first)
+                self._make(self.at[offset + WORD * stage], count)
         for group in range(tile.warpgroups):
-            self._make(self.at[self.q_full + WORD * group], self.q_arrivals, first)
-            self._make(self.at[self.q_empty + WORD * group], WARPS, first)
+            self._make(self.at[self.q_full + WORD * group], self.q_arrivals)
+            self._make(self.at[self.q_empty + WORD * group], WARPS)
         if tile.tails:
-            self._make(smem[tile.tail_at], 1, first)
-        b.op("st.shared.b32", smem[tile.flag_at], b.op("mov.b32", b.reg("no_flag", "b32"), 0), pred=first)
-        b.op("fence.mbarrier_init.release.cluster", pred=first)
+            self._make(smem[tile.tail_at], 1)
+        b.op("st.shared.b32", smem[tile.flag_at], b.op("mov.b32", b.reg("no_flag", "b32"), 0))
+        b.op("fence.mbarrier_init.release.cluster")
 
-    def _make(self, at: Addr, count: int, first: Reg) -> None:
-        self.b.op("mbarrier.init.shared::cta.b64", at, count, pred=first)
+    def _make(self, at: Addr, count: int) -> None:
+        self.b.op("mbarrier.init.shared::cta.b64", at, count)
 
     def slot(self, name: str, number: Reg) -> tuple[Reg, Reg, Reg]:
         """Of tile `number` the stage, its mbarriers' base and the parity of its phase, in registers that begin with
@@ -65,6 +68,10 @@ class Ring:
     def arrive(self, at: Addr, pred: Reg, count: Reg | int = 1) -> None:
         """A warp is through, and counts as so many; part of an open fragment."""
         self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, count, pred=pred)
+
+    def arrive_all(self, at: Addr) -> None:
+        """Every thread of the producer arrives; part of an open fragment."""
+        self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, 1)
 
     def arrive_behind_copies(self, at: Addr) -> None:
         """A thread of the producer arrives when its copies so far have; part of an open fragment."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxgen.attention.prefill.softmax import SLACK, Softmax
+from ptxgen.attention.prefill.wgmma.variants import folds_scales, plain
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 
@@ -20,6 +21,30 @@ SAFE = 1e19  # a sum below it had no overflow: its terms are not negative
 
 class TileSoftmax(Softmax):
     """Fragments of the softmax; `build` makes them all."""
+
+    @property
+    def plain(self) -> bool:
+        return plain(self.variant)
+
+    @property
+    def factor(self) -> float | Reg:
+        return self.k_factor if folds_scales(self.variant) else super().factor
+
+    def factor_of(self, row: int) -> float | Reg:
+        return self.factors[row] if self.spec.fp8 else self.factor
+
+    def take_scales(self, scales: Sequence[Reg]) -> None:
+        """Of the rows of q; part of an open fragment."""
+        for scale in scales:
+            self.b.op("mul.f32", scale, scale, self.factor)
+        self.factors = scales
+
+    def clear(self) -> None:
+        """The same, and the factor of the item's scores."""
+        super().clear()
+        if folds_scales(self.variant):
+            self.k_factor = self.b.op("abs.f32", "k_factor", self.rows.k_scale)
+            self.b.op("mul.f32", self.k_factor, self.k_factor, self.variant.factor)
 
     def build(self, tile_start: Reg, accumulators: Sequence[Sequence[Reg]]) -> None:
         """For the tile that begins at key `tile_start`; `accumulators` of each of the thread's rows."""

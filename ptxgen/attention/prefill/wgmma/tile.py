@@ -14,6 +14,8 @@ from ptxgen.targets import Target
 
 COLUMN = 64  # elements of a swizzled row of 128 bytes
 SWIZZLED_ROW = 128  # bytes
+CHUNK = 16  # bytes that are swizzled as a whole, and copied by a thread
+LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
 WARPGROUP = 128  # threads
@@ -30,7 +32,7 @@ class WgmmaTile:
 
     `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
     rows of out are staged in the place of those of q, where there is no room for both. `tails`: there is an mbarrier
-    of the boxes of V that reach past the last key.
+    of the boxes of V that reach past the last key. `fp8`: q and K are of 8 bits, and rows of q have scales.
     """
 
     dim: int
@@ -41,6 +43,7 @@ class WgmmaTile:
     consumer_registers: int
     out_over_q: bool = False
     tails: bool = False
+    fp8: bool = False
 
     @property
     def threads(self) -> int:
@@ -106,9 +109,14 @@ class WgmmaTile:
         return -(-(self.flag_at + 4) // MAP_BYTES) * MAP_BYTES
 
     @property
+    def q_scales_at(self) -> int:
+        """Where the scales of rows of q begin, where there are no maps."""
+        return self.maps_at
+
+    @property
     def shared_bytes(self) -> int:
         """All of it, and as much as keeps other CTAs off the multiprocessor."""
-        return max(self.maps_at + 2 * MAP_BYTES, ALONE)
+        return max(self.maps_at + (4 * self.rows if self.fp8 else 2 * MAP_BYTES), ALONE)
 
 
 # By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
@@ -138,33 +146,75 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
     (192, 2, 96, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
 )
+_BY_CONVERSION: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 56, 152, False),
+    (96, 2, 96, False, 104, 200, False),
+    (128, 2, 128, False, 104, 200, False),
+    (192, 2, 80, False, 88, 208, True),
+)
+_BY_SCALED_CONVERSION: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 64, True, 56, 152, False),
+    (96, 2, 96, False, 104, 200, False),
+    (128, 2, 96, False, 104, 200, False),
+    (192, 2, 64, False, 104, 200, True),
+)
+_BY_FP8: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 80, 144, False),
+    (128, 2, 112, False, 112, 192, False),
+    (192, 2, 48, False, 120, 192, True),
+)
 
 
 @lru_cache(maxsize=64)
-def wgmma_tile(dim: int, maps: bool = True, batched: bool = False) -> WgmmaTile:
+def wgmma_tile(
+    dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False, fp8: bool = False
+) -> WgmmaTile:
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps, those of a batch if
-    `batched`."""
+    `batched`; `converts`: they become 16-bit values on their way, `scaled`: with scales beside them, `fp8`: but
+    for K."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
+    if converts:
+        table = _BY_FP8 if fp8 else _BY_SCALED_CONVERSION if scaled else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
-    return WgmmaTile(dim, *row[1:], tails=maps and batched)
+    return WgmmaTile(dim, *row[1:], tails=maps and batched, fp8=fp8)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
-    return wgmma_tile(prefill.dim, by_maps(prefill), prefill.attention.cache.batched)
+    cache = prefill.attention.cache
+    return wgmma_tile(prefill.dim, by_maps(prefill), cache.batched, converts(prefill), cache.quantised, prefill.fp8)
+
+
+def converts(prefill: Prefill) -> bool:
+    """Whether K and V of 8 bits become 16-bit values on their way into shared memory."""
+    return prefill.attention.problem.kv_dtype.bits == 8
 
 
 def by_maps(prefill: Prefill) -> bool:
-    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: rings, and pages and
-    batches, whose sequences end at different keys, but with `unmeasured`."""
-    cache = prefill.attention.cache
-    return not cache.ring and (not cache.batched or prefill.unmeasured)
+    """Whether K and V come as boxes of tensor maps; else a thread moves 16 bytes at a time: in rings, and what is
+    converted."""
+    return not prefill.attention.cache.ring and not converts(prefill)
 
 
 def adapts(prefill: Prefill) -> bool:
-    """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part; the threads that copy q then copy
-    a CTA's first tile of K, too, which need not wait for its tensor map."""
-    return prefill.unmeasured and by_maps(prefill) and not prefill.attention.cache.batched
+    """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part."""
+    return by_maps(prefill) and not prefill.attention.cache.batched
+
+
+def pairs(prefill: Prefill) -> bool:
+    """Whether a CTA that has one item of a short prompt takes two tiles of a warpgroup's rows: one of the latest and
+    one of the earliest tokens, so that all CTAs see about as many keys. The rows of each lie within a tile of keys."""
+    variant, group = prefill.attention.variant, prefill.attention.problem.group
+    return (
+        adapts(prefill)
+        and variant.causal
+        and not variant.window
+        and ROWS % group == 0
+        and tile_of(prefill).keys % (ROWS // group) == 0
+    )
 
 
 def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
@@ -173,7 +223,7 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
     return (
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
-        and problem.q_dtype == problem.kv_dtype
+        and (problem.q_dtype == problem.kv_dtype or converts(prefill))
         and prefill.dim % 16 == 0
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and (prefill.dim <= STEPPED or not variant.steps)

@@ -1,0 +1,143 @@
+"""The producer warpgroup of 8-bit K and V: words of a tile are loaded while those of the tile before become 16-bit
+values in swizzled shared memory.
+
+An e4m3 value is one of f16 and of bf16; an int8 value times its scale is rounded to them. For fp8 K stays as it is.
+"""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies, SwizzledCopy
+from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WARPGROUP
+from ptxgen.attention.prefill.wgmma.variants import folds_scales
+from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import clear, scratch
+
+
+class Conversions(Producer):
+    """Fragments `begin_tiles`, `load_k`, and of a tile `aim_fill`, `load_v`, `fill_k`, `next_fill`, `fill_v`."""
+
+    def build(self, smem: Reg) -> None:
+        QueryCopies.build(self, smem)
+        b, tile = self.b, self.tile
+        self._declare()
+        if self.spec.fp8:
+            with b.fragment("aim_v", "a chunk of V becomes two, side by side"):
+                self._aim_v()
+        else:
+            b.without("aim_v")
+        with b.fragment("begin_tiles"):
+            self.step = b.op("mov.s32", "fill_step", 0)
+            self.signs = self._signs()
+        with b.fragment("load_k", "words of K of the tile that comes next, if there is one"):
+            self._aim_source()
+            self._load("k")
+        with b.fragment("aim_fill", "the slot of this tile of keys"):
+            self.stage, self.slot, self.parity = self.ring.slot("fill", self.filled)
+            b.op("xor.b32", self.parity, self.parity, 1)
+            self.slot_at = b.op("mad.lo.u32", "fill_at", self.stage, tile.kv_bytes, self.to)
+            if self.spec.fp8:
+                for half, to in enumerate(self.v_to):
+                    b.op("mad.lo.u32", self.v_at[half], self.stage, tile.kv_bytes, to)
+            b.op("setp.eq.s32", "is_first_fill", self.step, 0)
+        with b.fragment("load_v"):
+            self._load("v")
+        self.ring.wait("k_empty", self.slot[K_EMPTY], self.parity)
+        self._convert("k", tile.k_at, K_FULL)
+        with b.fragment("next_fill"):
+            b.op("add.u32", self.filled, self.filled, 1)
+            b.op("add.s32", self.step, self.step, 1)
+        self.ring.wait("v_empty", self.slot[V_EMPTY], self.parity)
+        self._convert("v", tile.v_at, V_FULL)
+
+    def _declare(self) -> None:
+        """Registers of a tile's words, and of the scales beside them."""
+        b, spread, each = self.b, self.kv.spread, self.kv.source_bytes // 4
+        chunks = spread.row_passes * spread.column_passes
+        self.words, self.scales = {}, {}
+        for x in "kv":
+            words = b.array(f"{x}_word", "b32", chunks * each)
+            self.words[x] = [tuple(words[n * each : (n + 1) * each]) for n in range(chunks)]
+            self.scales[x] = list(b.array(f"{x}_scale_of", "b16", chunks)) if self.source.quantised else [None] * chunks
+
+    def _aim_source(self) -> None:
+        """This thread's rows of the tile `step`, none where that is beyond the last; part of an open fragment."""
+        b, items = self.b, self.items
+        more = b.op("setp.lt.s32", "more_fills", self.step, items.key_tiles)
+        items.key_begin = items.tile_start(self.step)
+        self.source.aim(self.row, self.chunk)
+        b.op("selp.b32", self.source.left, self.source.left, 0, more)
+        self.source.start()
+
+    def _signs(self) -> Reg | None:
+        """The sign bits that K takes from its head's scale, of which the softmax has the size; part of an open
+        fragment."""
+        if not folds_scales(self.spec.attention.variant):
+            return None
+        b = self.b
+        signs = b.op("mov.b32", b.reg("k_signs", "b32"), self.items.k_scale)
+        b.op("and.b32", signs, signs, -0x80000000)
+        upper = scratch(b, "k_sign", "b32")
+        for distance in (16, 8) if self.spec.fp8 else (16,):
+            b.op("shr.u32", upper, signs, distance)
+            b.op("or.b32", signs, signs, upper)
+        return signs  # type: ignore[no-any-return]
+
+    def _aim_v(self) -> None:
+        """Where this thread's chunks of V go, of which each is 16 values; part of an open fragment."""
+        b = self.b
+        self.wide = SwizzledCopy(b, "v", self.spec.dim, self.tile.keys, WARPGROUP, self.dtype, self.kv.source)
+        chunk = b.op("shl.b32", b.reg("v_chunk", "u32"), self.chunk, 1)
+        column = b.op("shr.u32", "v_column", chunk, LANES.bit_length() - 1)
+        b.op("and.b32", chunk, chunk, LANES - 1)
+        first = self.wide.offset("v_to", self.row, chunk)
+        b.op("mad.lo.u32", first, column, self.tile.keys * SWIZZLED_ROW, first)
+        second = b.op("xor.b32", b.reg("v_to_next", "u32"), first, CHUNK)
+        self.v_to = (first, second)
+        for to in self.v_to:
+            b.op("add.u32", to, to, self.base)
+        self.v_at = [b.reg(f"v_fill_at{half}", "u32") for half in range(2)]
+
+    def _load(self, x: str) -> None:
+        """Words of K or V of the tile that was aimed at, zeros from kv_len on; part of an open fragment."""
+        b, copy, source = self.b, self.kv, self.source
+        number = 0
+        for i in range(copy.spread.row_passes):
+            exists = source.exists(i)
+            source.row(i, exists)
+            for column, takes_part in copy.passes(i):
+                words, scale = self.words[x][number], self.scales[x][number]
+                present = exists
+                if takes_part is not None:
+                    present = b.op("and.pred", scratch(b, "chunk_exists", "pred"), exists, takes_part)
+                clear(b, words)
+                copy.load(words, source.chunk_at(x, i, column), present)
+                if scale is not None:
+                    b.op("mov.b16", scale, 0)
+                    b.op("ld.global.nc.b16", scale, source.scale_at(x, i, column), pred=present)
+                number += 1
+
+    def _convert(self, x: str, at: int, full: int) -> None:
+        """Fragment `fill_k` or `fill_v`: the words, as 16-bit values, into their slot."""
+        b, copy = self.b, self.kv
+        kind = self.dtype if x == "v" else copy.target
+        with b.fragment(f"fill_{x}", f"{self.tile.keys} rows of {x.upper()} as {kind}; zeros from kv_len on"):
+            number = 0
+            for i in range(copy.spread.row_passes):
+                for column, takes_part in copy.passes(i):
+                    scale = self.scales[x][number]
+                    wide = None
+                    if scale is not None:
+                        wide = b.op("cvt.f32.f16", scratch(b, "wide_scale", "f32"), scale)
+                    signs = self.signs if x == "k" else None
+                    words = self.words[x][number]
+                    if self.spec.fp8 and x == "v":
+                        offset = at + (i * copy.spread.rows_per_pass + 2 * column * self.tile.keys) * SWIZZLED_ROW
+                        for half, place in enumerate(self.v_at):
+                            self.wide.store(words[2 * half : 2 * half + 2], place[offset], takes_part)
+                    else:
+                        copy.store(words, copy.place((self.slot_at, at), i, column), takes_part, wide, signs)
+                    number += 1
+            b.note("seen by wgmma from here on")
+            b.op("fence.proxy.async.shared::cta")
+            self.ring.arrive_all(self.slot[full])

@@ -1,0 +1,104 @@
+"""Rows of q as e4m3, each times a scale of its own, a power of two: so nothing rounds but the conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.attention.prefill.wgmma.ring import WORD
+from ptxgen.attention.prefill.wgmma.tile import LANES, ROWS, SWIZZLED_ROW
+from ptxgen.builder import Fragment
+from ptxgen.builder.values import Reg
+from ptxgen.dtypes import e4m3
+from ptxgen.idioms.convert import clear, load_words, pack, store_words, unpack, words_of
+from ptxgen.idioms.reduce import halves, over_lanes
+
+if TYPE_CHECKING:
+    from ptxgen.attention.prefill.wgmma.producer import QueryCopies
+
+BIAS = 127  # of f32's exponents
+LOW = 7  # a row's largest value becomes 2^7 to 2^8: e4m3 goes to 448
+LEAST = 2.0**-100  # of a row's largest value, as far as its scale goes
+
+
+class Rounding:
+    """Fragments `fill_q0` … of each warpgroup; of the loop over its rows behind them `round_rows`; `rows_rounded`."""
+
+    def __init__(self, copies: QueryCopies) -> None:
+        self.b, self.copies = copies.b, copies
+        b = self.b
+        self.row, self.to, self.scale_to = b.reg("round_row", "s32"), b.reg("round_to", "u32"), b.reg("scale_to", "u32")
+        self.end, self.full = b.reg("round_end", "s32"), b.reg("round_full", "u32")
+        self._rows()
+
+    def fill(self, group: int) -> Fragment:
+        """Aims at the first rows of a warpgroup."""
+        b, copies = self.b, self.copies
+        tile, first = copies.tile, ROWS * group
+        with b.fragment(f"fill_q{group}", f"{ROWS} rows of q from {first} on, as e4m3 times a scale") as fill:
+            b.op("add.s32", self.row, copies.items.first_row, copies.row)
+            b.op("add.s32", self.row, self.row, first)
+            b.op("add.s32", self.end, copies.items.first_row, first + ROWS)
+            b.op("add.u32", self.to, copies.to, group * tile.q_bytes)
+            b.op("mad.lo.u32", self.scale_to, copies.row, 4, copies.base)
+            b.op("add.u32", self.scale_to, self.scale_to, tile.q_scales_at + 4 * first)
+            b.op("add.u32", self.full, copies.ring.at, copies.ring.q_full + WORD * group)
+        return fill
+
+    def _rows(self) -> None:
+        b, copies, copy, kind = self.b, self.copies, self.copies.q, self.copies.dtype
+        count, each = copy.spread.column_passes, words_of(kind, copy.elements)
+        words = b.array("q_word", "b32", count * each)
+        values = b.array("q_value", "f32", count * copy.elements)
+        packed = b.array("q_packed", "b32", words_of(e4m3, copy.elements))
+        with b.fragment("round_rows", "a row by its lanes; zeros past the last"):
+            at = copies.items.address("q_at", self.row, copies.q_from, copies.spec.attention.problem.query_bytes)[1]
+            b.op("mad.wide.u32", at, copies.chunk, copy.elements * kind.bytes, at)
+            exists = b.op("setp.lt.s32", b.reg("round_exists", "pred"), self.row, copies.items.n_rows)
+            taken = b.reg("round_taken", "pred")
+            clear(b, words)
+            for column, takes in copy.passes(0):
+                if takes is not None:
+                    b.op("and.pred", taken, exists, takes)
+                some, offset = words[column * each : (column + 1) * each], column * LANES * copy.elements * kind.bytes
+                load_words(b, some, at, offset, pred=exists if takes is None else taken)
+            unpack(b, values, words, kind)
+            scale, inverse = self._scale(values)
+            for value in values:
+                b.op("mul.f32", value, value, inverse)
+            for column, takes in copy.passes(0):
+                pack(b, packed, values[column * copy.elements : (column + 1) * copy.elements], e4m3)
+                to = copy.place((self.to, 0), 0, column)
+                store_words(b, self.to, packed, to.offset, space="shared", pred=takes)
+            first = b.op("setp.eq.u32", b.reg("is_first_chunk", "pred"), copies.chunk, 0)
+            b.op("st.shared.f32", self.scale_to[0], scale, pred=first)
+            rows = copy.spread.rows_per_pass
+            b.op("add.s32", self.row, self.row, rows)
+            b.op("add.u32", self.to, self.to, rows * SWIZZLED_ROW)
+            b.op("add.u32", self.scale_to, self.scale_to, 4 * rows)
+            b.op("setp.lt.s32", "more_rounding", self.row, self.end)
+        with b.fragment("rows_rounded", "seen by wgmma from here on"):
+            b.op("fence.proxy.async.shared::cta")
+            copies.ring.arrive_all(self.full[0])
+
+    def _scale(self, values: Sequence[Reg]) -> tuple[Reg, Reg]:
+        """The scale of a row and its inverse; part of an open fragment."""
+        b = self.b
+        largest, other = b.reg("q_largest", "f32"), b.reg("q_other", "f32")
+        b.op("abs.f32", largest, values[0])
+        for value in values[1:]:
+            b.op("abs.f32", other, value)
+            b.op("max.f32", largest, largest, other)
+        over_lanes(b, "max.f32", largest, halves(LANES), other)
+        b.op("max.f32", largest, largest, LEAST, note="a row of zeros has a scale, too")
+        exponent, bits = b.reg("q_exponent", "u32"), b.reg("q_scale_bits", "b32")
+        b.op("mov.b32", bits, largest)
+        b.op("shr.u32", exponent, bits, 23)
+        for value, first in ((other, 2 * BIAS + LOW), (largest, -LOW)):
+            if first > 0:
+                b.op("sub.u32", bits, first, exponent)
+            else:
+                b.op("add.u32", bits, exponent, first)
+            b.op("shl.b32", bits, bits, 23)
+            b.op("mov.b32", value, bits)
+        return largest, other

@@ -1,0 +1,152 @@
+"""Products in e4m3 whose sums are short: tensor cores add up 128 columns, f32 the rest.
+
+A stage is multiplied unit by unit: a tile and a block of rows with a piece of the tokens. With two sets of short sums
+the products of a unit run while the sums of the one before go to the totals. None run on into the next stage: ptxas
+would let no two products overlap if their sums were read after the loop's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ptxgen.builder import Builder, Fragment
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.idioms import convert
+from ptxgen.idioms.convert import RUN
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.multiply import PER_CHUNK, Part
+from ptxgen.products.wgmma.product import PackedProduct
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
+from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+
+
+class Unit(NamedTuple):
+    """A piece of the tokens, from `first` on, with a tile of a block of rows; the n-th of a stage."""
+
+    number: int
+    tile: int
+    block: int
+    first: int
+
+
+class PromotedMultiplier(ScaledMultiplier):
+    """The same fragments, for `PackedProduct.promoted`."""
+
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
+        super().__init__(b, spec, at, ring)
+        self.shorts = [b.array(f"short{n}_", "f32", at.product_tokens // 2) for n in range(at.shorts)]
+        if spec.by_block:
+            # asked for before the stage is waited for: one for each of its tiles and blocks of rows
+            self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
+            # of one half of a product's tokens after the other
+            self.half = -(-at.product_tokens // (2 * OCTET)) * OCTET
+            self.factors = b.array("factor", "f32", self.half // 4)
+        places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
+        pieces = range(0, at.tokens, at.product_tokens)
+        found = ((tile, block, first) for tile, block in places for first in pieces)
+        self.units = [Unit(number, *each) for number, each in enumerate(found)]
+
+    def _sets(self) -> list[RegArray]:
+        names = ("even", "odd")[: self.at.fragment_sets]
+        return [self.b.array(name, "b32", PER_CHUNK * self.spec.chunks) for name in names]
+
+    def _stage(self) -> Iterator[Fragment]:
+        b = self.b
+        pending: Unit | None = None
+        for unit in self.units:
+            what = f"tile {unit.tile}, block {unit.block}, tokens {unit.first} on"
+            with b.fragment(f"part{unit.number}", what) as fragment:
+                if unit.first == 0:
+                    if pending is not None and len(self.sets) == 1:
+                        b.op("wgmma.wait_group.sync.aligned", 0, note="they read the fragments of A")
+                    self._read_straight(self._part_of(unit), self._set(unit))
+                if pending is not None and len(self.shorts) == 1:
+                    self._promote(pending, 0)
+                    pending = None
+                self._multiply(unit)
+                if pending is not None:
+                    self._promote(pending, 1)
+                pending = unit
+                if unit is self.units[-1]:
+                    self._promote(unit, 0)
+            yield fragment
+
+    def _part_of(self, unit: Unit) -> Part:
+        return Part(unit.tile, unit.block, range(self.spec.chunks))
+
+    def _set(self, unit: Unit) -> RegArray:
+        return self.sets[(unit.tile * self.at.shape.blocks + unit.block) % len(self.sets)]
+
+    def _short(self, unit: Unit) -> RegArray:
+        return self.shorts[unit.number % len(self.shorts)]
+
+    def _multiply(self, unit: Unit) -> None:
+        b = self.b
+        b.note("the products", after=RUN)
+        b.op("wgmma.fence.sync.aligned")
+        for chunk in self._part_of(unit).chunks:
+            self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
+            own = self._set(unit)[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
+            b.op(self.product, self._short(unit).regs, own, self.descriptor, int(chunk > 0), 1, 1)
+        b.op("wgmma.commit_group.sync.aligned")
+
+    def _promote(self, unit: Unit, running: int) -> None:
+        """A unit's sums to the totals, while so many groups of products may still run."""
+        b, short = self.b, self._short(unit)
+        totals = self.sums[unit.block][unit.first // 2 :]
+        if not self.spec.by_block:
+            b.op("wgmma.wait_group.sync.aligned", running)
+            b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
+            for total, each in zip(totals, short, strict=False):
+                b.op("add.f32", total, total, each)
+            return
+        for first in range(0, self.at.product_tokens, self.half):
+            self._find_factors(unit, first)
+            if first == 0:
+                b.op("wgmma.wait_group.sync.aligned", running)
+            b.note(f"sums of tokens {unit.first + first} on to the totals", after=RUN)
+            for i in range(first // 2, min(first + self.half, self.at.product_tokens) // 2):
+                factor = self.factors[(i - first // 2) // 4 * 2 + i % 2]
+                b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
+
+    # -- scales of blocks ----------------------------------------------------------------------------------------------
+
+    def _outside(self) -> None:
+        if not self.spec.by_block:
+            super()._outside()
+            return
+        self.b.without("scale_sums")
+        with self.b.fragment("ask_scales", "the weights' scales of the stage"):
+            (piece,) = self._trailing()
+            for block, place in enumerate(self.scales_at):
+                for tile in range(self.at.shape.tiles):
+                    offset = tile * (piece.step or 0)
+                    self.b.op("ld.global.nc.f32", self._block_scale(tile, block), place[offset])
+
+    def _block_scale(self, tile: int, block: int) -> Reg:
+        return self.block_scales[tile * self.at.shape.blocks + block]
+
+    def _begin(self, base: Reg) -> None:
+        b, at = self.b, self.at
+        if self.spec.by_block:
+            own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
+            b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)
+            b.op("add.u32", own, own, at.token_bytes + at.records * at.tile_bytes)
+            self.scales_place = b.reg("token_scales", "u32")
+
+    def _find(self) -> None:
+        if self.spec.by_block:
+            self.b.op("add.u32", self.scales_place, self.own_scales, self.ring.offset)
+
+    def _find_factors(self, unit: Unit, first: int) -> None:
+        """The scales of the lane's tokens, half of a unit's from `first` on, times the weights'."""
+        b, at = self.b, self.at
+        b.note("scales of the tokens and of the weights", after=RUN)
+        for octet in range((min(first + self.half, at.product_tokens) - first) // OCTET):
+            offset = SCALE_BYTES * (unit.tile * at.tokens + unit.first + first + OCTET * octet)
+            own = self.factors[2 * octet : 2 * octet + 2]
+            convert.load_words(b, own, self.scales_place, offset, space="shared")
+            for factor in own:
+                b.op("mul.f32", factor, factor, self._block_scale(unit.tile, unit.block))

@@ -1,0 +1,161 @@
+"""Prefill on wgmma over caches of 8 bits: numbers, scales, rounded queries, waits that matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import ExecutionError, generate
+from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
+from ptxgen.attention.reference import as_e4m3
+from ptxgen.errors import SpecError
+from ptxgen.kernel import supports
+from ptxgen.kernels import MultiHeadAttention
+from ptxgen.runtime import open_device
+from ptxgen.runtime.tools.trial import Trial, trial
+from ptxgen.targets import target as parse_target
+from tests.attention.test_prefill_wgmma import few_ctas
+from tests.support.marks import needs_assembler
+from tests.tools.mutations import deletions
+
+TARGET = "sm_90a"
+E4M3: dict[str, Any] = {"kv_dtype": "e4m3", "head_scales": True}
+KINDS: dict[str, dict[str, Any]] = {"e4m3": E4M3, "s8": {"kv_dtype": "s8"}, "fp8": {**E4M3, "fp8": True}}
+
+
+def spec(**fields: Any) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        **{"head_dim": 32, "n_heads": 4, "n_kv_heads": 2, "q_dtype": "bf16", "lse": True, **fields}
+    )
+
+
+def attend(mode: str, sizes: dict[str, int], loud: float = 1.0, sign: float = 1.0, **fields: Any) -> Trial:
+    """A trial, NaN beyond the lengths, queries `loud` times as large, scales of keys with a sign; all must match."""
+    one = spec(**fields)
+    assert isinstance(one.tile(parse_target(TARGET)), WgmmaTile)
+    given = one.example(np.random.default_rng(1), **sizes)
+    given["q"] = (given["q"].astype(np.float32) * loud).astype(given["q"].dtype)
+    if "k_scale" in given:
+        given["k_scale"] *= np.float32(sign)
+    for array, index in one.past(given):
+        array[index] = 127 if array.dtype == np.int8 else np.nan
+    return trial(one, open_device("cpu", mode=mode), target=TARGET, arguments=given, **sizes).require()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192])
+def test_head_dims(kind: str, q_dtype: str, head_dim: int) -> None:
+    mode = "check" if head_dim <= 64 else "random"
+    sizes = {"n_tokens": 70, "n_keys": 150}
+    attend(mode, sizes, head_dim=head_dim, q_dtype=q_dtype, max_len=150, **KINDS[kind])
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layout": "heads"},
+        {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150},
+        {"max_len": 150, "window": 20, "ring": 128, "sinks": True},
+        {"max_len": 150, "batched": True},
+        {"max_len": 150, "batched": True, "page_size": 16, "causal": False},
+        {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30},
+    ],
+    ids=str,
+)
+def test_options(mode: str, kind: str, fields: dict[str, Any]) -> None:
+    sizes = {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 30}
+    attend(mode, sizes, **KINDS[kind], **fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_around_every_boundary(kind: str, causal: bool) -> None:
+    """Of tiles of rows (128, of which a token has 2) and of keys (16)."""
+    for q_len, kv_len in [(0, 9), (1, 0), (1, 1), (2, 15), (63, 16), (64, 17), (65, 64), (31, 33), (70, 1), (70, 70)]:
+        attend("fast", {"n_tokens": 70, "q_len": q_len, "kv_len": kv_len}, causal=causal, max_len=70, **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "fp8"])
+def test_logits_beyond_the_first_tiles_maximum(kind: str) -> None:
+    loud = attend("fast", {"n_tokens": 90, "n_keys": 250}, 100.0, head_dim=64, max_len=250, **KINDS[kind])
+    assert np.isfinite(loud.outputs["lse"]).all()
+
+
+@pytest.mark.parametrize("fields", [{}, {"q_dtype": "f16"}, {"fp8": True}, {"soft_cap": 5.0}], ids=str)
+def test_scales_of_keys_below_zero(fields: dict[str, Any]) -> None:
+    """The exponent has a scale's size; its sign goes to the keys."""
+    attend("fast", {"n_tokens": 40, "n_keys": 90}, sign=-1.0, max_len=90, **E4M3, **fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ctas", [1, 3])
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_a_cta_takes_several_items(kind: str, ctas: int, head_dim: int) -> None:
+    one = spec(head_dim=head_dim, max_len=300, **KINDS[kind])
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "fp8"])
+def test_waits_and_fences_that_are_left_out(kind: str) -> None:
+    """Those of the tiles that are converted: for their slots, and before wgmma reads them."""
+    one = spec(lse=False, max_len=300, **KINDS[kind])
+    mutations = deletions(generate(one, TARGET).text)
+    matter = [m for m in mutations if any(word in m.what for word in ("k_empty", "v_empty", "q0_empty", "q1_empty"))]
+    assert len(matter) == 4
+    for mutation in matter:
+        with pytest.raises(ExecutionError):
+            few_ctas(one, mutation.text, "check", 1)
+
+
+def test_rounded_queries() -> None:
+    """A relative error of at most 2^-4 an element, exact where it has three bits; a row of zeros stays one."""
+    rows = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)
+    got = as_e4m3(rows)
+    large = np.abs(rows) > np.abs(rows).max(-1, keepdims=True) / 2**12
+    assert np.all(np.abs(got - rows)[large] <= np.abs(rows)[large] / 16)
+    exact = np.array([[1.0, -1.75, 0.5, 0.0]], np.float32)
+    assert np.array_equal(as_e4m3(exact), exact)
+    assert not as_e4m3(np.zeros((2, 4), np.float32)).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"kv_dtype": "s8"},
+            r"fp8: is of 16-bit queries over e4m3 keys \(got q_dtype=bf16, kv_dtype=s8; nearest: False\)",
+        ),
+        ({"kv_dtype": "e4m3", "head_dim": 48}, r"fp8: needs a head_dim that is a multiple of 32 \(got head_dim=48; "),
+        ({"kv_dtype": "e4m3", "soft_cap": 5.0}, r"fp8: scores have no cap \(got soft_cap=5; nearest: False\)"),
+    ],
+)
+def test_what_fp8_refuses(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        spec(fp8=True, **fields)
+
+
+@pytest.mark.parametrize(("target", "head_dim"), [("sm_90", 64), ("sm_90a", 256)])
+def test_where_fp8_is_not_to_be_had(target: str, head_dim: int) -> None:
+    found = supports(spec(head_dim=head_dim, kv_dtype="e4m3", fp8=True), target)
+    assert not found
+    assert "fp8: needs sm_90a and a head_dim of at most 192" in str(found)
+
+
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192])
+@pytest.mark.parametrize("more", [{"layout": "heads"}, {"max_len": 4096, "batched": True, "page_size": 16}], ids=str)
+def test_nothing_is_spilled_and_no_product_waits_for_another(
+    kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]
+) -> None:
+    made = assemble(generate(spec(head_dim=head_dim, q_dtype=q_dtype, **KINDS[kind], **more), TARGET).text)
+    assert all(taken.clean for taken in made.resources.values()), made.resources
+    assert "serialized" not in made.log
