@@ -50,7 +50,8 @@ def step_program(
     in so many `pages` of so many positions, and `page_table` says which are whose; `page_layout` is the order of their
     axes. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision` of several
     rows: "exact" as f32 is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3
-    before products with weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others.
+    before products with weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others;
+    up to eight rows before K-quants stay exact.
 
     Raises `SpecError` naming what is not covered.
     """
