@@ -113,9 +113,9 @@ def test_newer_gemma3_keeps_rope_by_layer_type() -> None:
 def test_an_empty_table_of_gpt_oss_is_no_scaling() -> None:
     """Without one it is its class's yarn."""
     given = config(model_type="gpt_oss")
-    empty, null, absent = (
-        *(model_shape(given | {"rope_parameters": table}) for table in ({}, None)), model_shape(given),
-    )  # fmt: skip
+    tables: tuple[dict[str, object] | None, ...] = ({}, None)
+    empty, null = (model_shape(given | {"rope_parameters": table}) for table in tables)
+    absent = model_shape(given)
     assert all(kind.rope and not kind.rope.freq_factors for kind in empty.kinds)
     assert all(kind.rope and kind.rope.freq_factors for kind in absent.kinds)
     assert null == absent
