@@ -44,6 +44,8 @@ def tokens() -> str:
         spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}{fast}")
     apart = sorted({row["case"]["model"] for row in elsewhere})
     together = "in one run" + (f" ({', '.join(apart)}: in different runs)" if apart else "")
+    if {model for model, *_ in both} <= set(apart):
+        together = "in an earlier run"
     return (
         "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
         f"beside llama.cpp {together}:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"

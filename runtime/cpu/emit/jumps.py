@@ -72,11 +72,16 @@ class Jumps(Operands):
         """As `converge`, where each lane has `members` (a vector of i32) of its own."""
         self._converge("converge.each", f"{vec('i32')} {members}")
 
-    def _converge(self, function: str, members: str) -> None:
+    def converge_whole(self) -> None:
+        """As `converge` of all lanes, of which some may be at another `bar.warp.sync` of the whole warp."""
+        self._converge("converge.whole")
+
+    def _converge(self, function: str, *members: str) -> None:
         c = self.c
         stem = c.fresh("here")
         pending = self.shape.pending + 4 * self.block.number
-        joined = c(f"call i32 @{function}(ptr %w, i64 {pending}, i32 {self.mask}, {members})")
+        given = ", ".join((f"ptr %w, i64 {pending}, i32 {self.mask}", *members))
+        joined = c(f"call i32 @{function}({given})")
         c.do(f"br i1 {c(f'icmp eq i32 {joined}, 0')}, label %dispatch, label %{stem}")
         c.label(stem)
         if self.waits:

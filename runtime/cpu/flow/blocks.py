@@ -47,6 +47,7 @@ class Block:
     key: tuple[int, str]
     ops: list[Op] = field(default_factory=list)
     next: Block | None = None  # where it falls through to
+    cut: bool = False  # ends for its length alone: nothing else leads to `next`
     successors: list[Block] = field(default_factory=list)
     number: int = 0
     live_out: int = 0  # bit set of register indices

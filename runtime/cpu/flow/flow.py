@@ -72,7 +72,8 @@ class Flow(Names):
                 where = f"an entry of more than {MOST_BLOCKS:,} blocks, what it calls included,"
                 raise IsaError(self.where(item.line, where))
             apart = item.family is not None and (item.family.converges or item.family.retries) and block.ops
-            if apart or len(block.ops) >= LONGEST_BLOCK:
+            block.cut = not apart and len(block.ops) >= LONGEST_BLOCK
+            if apart or block.cut:
                 block = self._begin(called, self.fresh_key())
             block.ops.append(item)
             if item.words[0] in ("bra", "brx", "ret", "exit", "$go", "$back") or (item.family and item.family.blocks):

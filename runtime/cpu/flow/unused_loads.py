@@ -79,8 +79,10 @@ def split_loads(blocks: list[Block]) -> tuple[frozenset[Op], frozenset[Op]]:
     `ld %r, [%a]; add %s, %r, 1; @%p st [%a], %s` (all lanes load, one stores) reads nothing in the lanes without %p.
     """
     counting, idle = [], []
-    for block in blocks:
-        behind = _Behind(block.live_out)
+    begins: dict[int, _Behind] = {}  # what counts from the first instruction on of a block that another was cut from
+    cut_from = {id(block.next) for block in blocks if block.cut}
+    for block in reversed(blocks):
+        behind = (begins.get(id(block.next)) if block.cut else None) or _Behind(block.live_out)
         for place in reversed(range(len(block.ops))):
             op = block.ops[place]
             splits = op.words[0] == "ld" and op.words[1] != "param" and op.guard is None
@@ -97,6 +99,8 @@ def split_loads(blocks: list[Block]) -> tuple[frozenset[Op], frozenset[Op]]:
             behind.step(used)
             counting.append(used)
             idle.append(rest)
+        if id(block) in cut_from:
+            begins[id(block)] = behind
     return frozenset(counting), frozenset(idle)
 
 

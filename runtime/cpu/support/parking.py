@@ -55,9 +55,10 @@ def converge(what: str = "") -> str:
     exited are among them; before, they are noted at this offset of the warp, and 0 comes back.
 
     `converge.each`: where every lane has members of its own; those go on that have all their members.
+    `converge.whole(w, pending, mask)`: a `bar.warp.sync` of the whole warp, for which lanes may wait at several places.
     """
-    if what == "each":
-        return _converge_each()
+    if what:
+        return {"each": _converge_each, "whole": _converge_whole}[what]()
     c = Code("define internal i32 @converge(ptr %w, i64 %pending, i32 %mask, i32 %members)")
     slot = c.at("%w", "%pending")
     waiting = c.load("i32", slot)
@@ -85,6 +86,46 @@ def _converge_each() -> str:
     c.store("i32", c(f"and i32 {here}, {c(f'xor i32 {joined}, -1')}"), slot)
     c.ret(f"i32 {joined}")
     return c.text()
+
+
+def _converge_whole() -> str:
+    """Lanes that come last go on at once, those that wait elsewhere (`apart`) when their block runs (`released`)."""
+    c = Code("define internal i32 @converge.whole(ptr %w, i64 %pending, i32 %mask)")
+    slot = c.at("%w", "%pending")
+    here, released = c(f"or i32 %mask, {c.load('i32', slot)}"), c.load("i32", "%w", WARP["released"])
+    free = c(f"and i32 {here}, {released}")
+    with c.if_(c(f"icmp ne i32 {free}, 0"), likely=False):
+        kept = c(f"xor i32 {here}, {free}")  # lanes that wait for the next one here
+        c.store("i32", kept, slot)
+        c.store("i32", c(f"or i32 {c.load('i32', '%w', WARP['apart'])}, {kept}"), "%w", WARP["apart"])
+        c.store("i32", c(f"xor i32 {released}, {free}"), "%w", WARP["released"])
+        c.ret(f"i32 {free}", when="true")
+    every = c(f"or i32 {c.load('i32', '%w', WARP['apart'])}, {here}")
+    accounted = c(f"or i32 {every}, {c.load('i32', '%w', WARP['exited'])}")
+    with c.if_(c(f"icmp ne i32 {accounted}, -1"), likely=False):  # the next lanes that come make it ready
+        c.store("i32", here, slot)
+        c.store("i32", every, "%w", WARP["apart"])
+        c.ret("i32 0", when="true")
+    c.store("i32", 0, slot)
+    c.store("i32", 0, "%w", WARP["apart"])
+    with c.if_(CHECKING):
+        c.do("call void @clock.turn(ptr %w)")
+    others = c(f"xor i32 {every}, {here}")
+    with c.if_(c(f"icmp ne i32 {others}, 0"), likely=False):
+        c.store("i32", c(f"or i32 {released}, {others}"), "%w", WARP["released"])
+        _run_stalled(c, "%w")
+    c.ret(f"i32 {here}")
+    return c.text()
+
+
+def _run_stalled(c: Code, w: str) -> None:
+    """Blocks at which lanes stall at a `.sync` instruction run: what those wait for has changed."""
+    launch = c.load("ptr", c.load("ptr", w, WARP["thread"]), THREAD["launch"])
+    table = c.at(w, c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
+    with c.count("i32", c.load("i32", launch, LAUNCH["blocks"])) as block:
+        stalled = c.load("i32", c(f"getelementptr i32, ptr {table}, i32 {block}"))
+        with c.if_(c(f"icmp ne i32 {stalled}, 0")):
+            c.do(f"call void @enqueue(ptr {w}, i32 {block}, i32 0)")
 
 
 @support("park")
@@ -305,12 +346,6 @@ def leave(*_: str) -> str:
         with c.if_(c(f"and i1 {waiting}, {default}")):
             c.do(f"call void @barrier.settle(ptr {cta}, i32 {number})")
     c.do(f"call void @cluster.settle(ptr {c.load('ptr', cta, CTA['gang'])})")
-    # lanes stalled at a .sync instruction no longer wait for lanes that are gone
-    launch = c.load("ptr", cta, CTA["launch"])
-    table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
-    with c.count("i32", c.load("i32", launch, LAUNCH["blocks"])) as block:
-        stalled = c.load("i32", c(f"getelementptr i32, ptr {table}, i32 {block}"))
-        with c.if_(c(f"icmp ne i32 {stalled}, 0")):
-            c.do(f"call void @enqueue(ptr %w, i32 {block}, i32 0)")
+    _run_stalled(c, "%w")  # no longer for lanes that are gone
     c.ret()
     return c.text()

@@ -4,6 +4,7 @@ import pytest
 
 from ptxgen.errors import ExecutionError, ExecutionNote, SpecError
 from ptxgen.runtime import open_device
+from ptxgen.runtime.cpu.flow.flow import LONGEST_BLOCK
 from tests.support.cpu_run import run, text_of, u32
 
 SHARED = ".shared .align 16 .b8 s[1024];\n"
@@ -251,6 +252,16 @@ def test_what_is_stored_too_is_found_where_it_is_loaded():
     body = "ld.shared.u32 %r1, [%r9]; selp.b32 %r2, %r1, 7, %p1; add.u32 %r2, %r2, %r1; st.global.u32 [%rd1], %r2; ret;"
     with pytest.raises(ExecutionError, match=r"^read of uninitialised memory[^$]*lanes? 16"):
         half(body)
+
+
+@pytest.mark.parametrize("between", [1, 2 * LONGEST_BLOCK])
+def test_what_one_guard_stores_is_read_under_that_guard_however_far_before(between):
+    """A straight line that is long is more than one block."""
+    body = f"ld.shared.u32 %r1, [%r9]; mov.u32 %r7, 0; {'add.u32 %r7, %r7, %lane; ' * between}"
+    body += "add.u32 %r1, %r1, %r7; @GUARD st.global.u32 [%rd1], %r1; ret;"
+    half(body.replace("GUARD", "%p1"))
+    with pytest.raises(ExecutionError, match=r"^read of uninitialised memory[^$]*lane 16"):
+        half(body.replace("GUARD", "%p2"))
 
 
 # bytes of registers ---------------------------------------------------------------------------------------------------

@@ -165,6 +165,35 @@ def test_what_a_lane_has_been_told_it_tells_to_those_it_meets_next():
     finding("race in kernel k", body.replace("FROM", "4"), u32(32), block=32)
 
 
+# the lower half fills s five times and the upper half reads it: each at a `bar.warp.sync` of its own
+HALVES_APART = """mov.u32 %r2, s; mad.lo.u32 %r1, %lane, 4, %r2; xor.b32 %r3, %lane, 16; mad.lo.u32 %r3, %r3, 4, %r2;
+  setp.lt.u32 %p1, %lane, 16; mov.u32 %r6, 0; mov.u32 %r7, 0; @%p1 bra fill;
+  read: bar.warp.sync -1; ld.shared.u32 %r6, [%r3]; {read} add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 5; @%p3 bra read;
+  bra out; fill: st.shared.u32 [%r1], %r7; bar.warp.sync -1; {filled} add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 5;
+  @%p3 bra fill; out: add.u64 %rd1, %a0, %at4; st.global.u32 [%rd1], %r6; ret;"""
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_lanes_meet_at_several_places(seed):
+    body = HALVES_APART.format(read=ALL, filled=ALL)
+    (out,) = run(body, u32(32), block=32)
+    np.testing.assert_array_equal(out, np.repeat([0, 4], 16))
+    device = ExecutorDevice("fast") if seed is None else ExecutorDevice("random", seed=seed)
+    again = device.array(u32(32))
+    device.module(text_of(body, 1, SHARED))["k"].launch((1,), (32,), [again])
+    np.testing.assert_array_equal(again.numpy(), out)
+
+
+def test_what_lanes_do_behind_the_places_at_which_they_met_is_not_ordered():
+    body = HALVES_APART.format(read="", filled="")
+    finding("race in kernel k.*st.shared.*a bar.warp.sync between them would", body, u32(32), block=32)
+
+
+def test_lanes_that_wait_for_a_warp_of_which_others_wait_elsewhere():
+    body = "setp.lt.u32 %p1, %lane, 16; @%p1 bra there; bar.warp.sync -1; there: bar.sync 0; ret;"
+    finding("deadlock|divergent", body, block=32)
+
+
 def test_lanes_that_have_exited_are_no_part_of_a_warp():
     body = PARTS.replace("AWAY", "1").replace("BARRIERS", HALVES)
     run("setp.ge.u32 %p1, %lane, 16; @%p1 ret; " + body, u32(32), block=32)

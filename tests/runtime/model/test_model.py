@@ -199,6 +199,10 @@ def test_generation_stops(device: Device) -> None:
     assert list(model.tokens(PROMPT, 20, stop=f"{recorded[0]} {recorded[1]}", decode=words)) == recorded[:2]
     with pytest.raises(SpecError, match="stop strings must not be empty"):
         next(model.tokens(PROMPT, 20, stop=["", "a"], decode=words))
+    for wrong in ({"stop": None}, {"stop": [1]}, {"stop_ids": "a"}, {"stop_ids": [1.5]}, {"sampling": "greedy"}):
+        with pytest.raises(SpecError, match=f"{next(iter(wrong))}: must be a"):
+            next(model.tokens(PROMPT, 20, decode=words, **wrong))
+    assert list(model.tokens(PROMPT, 20, stop_ids=recorded[0])) == []
     whole = list(model.tokens(PROMPT))  # until the cache is full
     assert (len(whole), model.length) == (model.shape.max_len - len(PROMPT) + 1, model.shape.max_len)
     with pytest.raises(CapacityError, match="has all 64 positions"):
@@ -250,6 +254,9 @@ def test_attention_from_host_caches(device: Device) -> None:
 
 
 def test_chunks_are_powers_of_two_and_exact() -> None:
+    for wrong in (0, 3, 4.0, "8"):
+        with pytest.raises(SpecError, match=r"Model.chunk: must be a power of two"):
+            Model(file_of("llama"), CpuDevice(), chunk=wrong)
     assert list(chunks(21, 8)) == [(8, 0), (8, 8), (4, 16), (1, 20)]
     for count in range(1, 70):
         assert sum(rows for rows, _ in chunks(count, 16)) == count

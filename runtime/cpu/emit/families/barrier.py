@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptxgen import nodes
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.warp import gather_members
 from ptxgen.runtime.cpu.flow.aligned_barriers import is_aligned
@@ -87,6 +88,10 @@ def reduced(e: Emitter, op: Op) -> None:
 @emits("bar.warp", outputs=0, converges=True)
 def warp_sync(e: Emitter, op: Op) -> None:
     """Wait for the lanes of a mask; their accesses of memory are ordered then."""
+    mask = op.operands[0]
+    if isinstance(mask, nodes.Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF:
+        e.converge_whole()
+        return
     members = gather_members(e, op.operands[0])
     if e.check:
         e.c.do(f"call void @turns.meet(ptr %w, i32 {e.mask}, {vec('i32')} {members})")
