@@ -13,7 +13,6 @@ from typing import Any
 
 from ptxgen.dtypes import DType, bf16, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
-from ptxgen.idioms.cache_fields import PAGE_LAYOUTS
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Formats
@@ -21,6 +20,7 @@ from ptxgen.models.products import PRECISIONS, QKV, STACK, WIDE_TILE, Products
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.scales import scale_groups
+from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 
 CHOICES = ("greedy", "sample", "penalise")
 STEPS = ("decode", "batch", "prefill")
