@@ -218,19 +218,21 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> str:
-    """For each format and numbers of tokens the geometric mean and the least of cuBLAS ÷ ours."""
+    """For each format and numbers of tokens the geometric mean and the least of cuBLAS ÷ ours; of scales of blocks
+    beside those of cuBLAS, too."""
     said = []
-    for name in ("e4m3_channel", "e4m3_block"):
+    for name, peer in (("e4m3_channel", "cublas"), ("e4m3_block", "cublas"), ("e4m3_block", "cublas-block")):
         for tokens in (FEW, MANY[:1], MANY[1:2], MANY[2:]):
             found = [
-                each["cublas"]["us"] / each["ptxgen"]["us"]
+                each[peer]["us"] / each["ptxgen"]["us"]
                 for (m, _, _, kind), each in by_case(rows).items()
-                if kind == name and m in tokens and {"cublas", "ptxgen"} <= each.keys()
+                if kind == name and m in tokens and {peer, "ptxgen"} <= each.keys()
             ]
             if found:
                 span = f"{tokens[0]} to {tokens[-1]}" if len(tokens) > 1 else f"{tokens[0]}"
                 mean = math.exp(sum(map(math.log, found)) / len(found))
-                said.append(f"{name}, {span} tokens {mean:.2f} (least {min(found):.2f})")
+                beside = "" if peer == "cublas" else f" ({peer})"
+                said.append(f"{name}{beside}, {span} tokens {mean:.2f} (least {min(found):.2f})")
     return "; ".join(said)
 
 

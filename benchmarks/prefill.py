@@ -228,7 +228,9 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
             out[n, :, : each.shape[2]] = each[0]
         if not page:
             return out
-        in_order = out.reshape(len(rows), heads, -1, page, dim).transpose(1, 2).reshape(-1, heads, page, dim)
+        in_order = (
+            out.reshape(len(rows), heads, -1, page, dim).transpose(1, 2).reshape(-1, heads, page, dim).contiguous()
+        )
         return torch.empty_like(in_order).index_copy_(0, table, in_order)
 
     calls, outs = [], []

@@ -39,7 +39,7 @@ TEMPLATES = templates_folder()
 _WIDTH = 110
 _SHARED = ("entry.ptx.j2", "module.ptx.j2")
 _FLOW = "flow.ptx.j2"
-_OFTEN = ("when", "loop", "barrier")  # macros
+_OFTEN = ("when", "loop", "wait")  # macros
 
 
 def _beside_a_module(name: str) -> tuple[str, str, None] | None:

@@ -44,6 +44,8 @@ def tokens() -> str:
         spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}{fast}")
     apart = sorted({row["case"]["model"] for row in elsewhere})
     together = "in one run" + (f" ({', '.join(apart)}: in different runs)" if apart else "")
+    if {model for model, *_ in both} <= set(apart):
+        together = "in an earlier run"
     return (
         "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
         f"beside llama.cpp {together}:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
@@ -70,7 +72,8 @@ def whole_models() -> Iterable[str]:
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
         "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
-        f"rounds them to 8 bits. {commits_of(prompts)}\n"
+        "rounds them to 8 bits; `ptxgen-e4m3`: before products with weights in e4m3 to e4m3, too. "
+        f"{commits_of(prompts)}\n"
     )
     yield prompt.table(prompts) + "\n"
     yield from _since("prompt", "tokens/s")
@@ -91,6 +94,18 @@ def whole_models() -> Iterable[str]:
         f"{packed_products.ratios(many)}.\n"
     )
     yield packed_products.table(many) + "\n"
+    in_bytes = rows_measured("products", e4m3_products.PACK)
+    yield "## Products of many tokens in e4m3: µs as graph nodes, weights beyond the L2\n"
+    yield (
+        "Tokens and weights in e4m3, results in bf16; no time counts the rounding of tokens, which is `pack-e4m3`. "
+        "`ptxgen`: launched programmatically; tensor cores add up all products, of blocks those of 128 columns; "
+        "`promoted`: f32 adds up the sums of every 128 columns. `cublas`: `torch._scaled_mm`, scales of rows; "
+        "`cublas-fast`: the same with `use_fast_accum=True`; `cublas-block`: `scaled_mm`, scales of 1 × 128 and "
+        "128 × 128. `error`: relative, against float64 of tokens before they were rounded; `of sums`: after, with what "
+        f"rounding to bf16 leaves. Geometric means of cuBLAS ÷ ours: {e4m3_products.ratios(in_bytes)}. "
+        f"{commit_of(in_bytes)}\n"
+    )
+    yield e4m3_products.table(in_bytes) + "\n"
 
 
 def one_launch() -> Iterable[str]:

@@ -15,11 +15,11 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms import convert
-from ptxgen.idioms.cache_fields import place_rules
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
 from ptxgen.launch import Param, buffer, scalar
 from ptxgen.scales import SCALE_GROUP, scale_groups
+from ptxgen.spec.cache_fields import place_rules
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,11 +22,11 @@ from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
-from ptxgen.idioms.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
+from ptxgen.spec.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
 from ptxgen.spec.fields import field
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 

@@ -18,7 +18,10 @@ from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
-from ptxgen.idioms.cache_fields import (
+from ptxgen.idioms.programmatic import programmatic_rules
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
+from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     KV_DTYPES,
@@ -32,9 +35,6 @@ from ptxgen.idioms.cache_fields import (
     place_rules,
     strided_rules,
 )
-from ptxgen.idioms.programmatic import programmatic_rules
-from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
 from ptxgen.spec.fields import field
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 from ptxgen.targets import target as parse_target

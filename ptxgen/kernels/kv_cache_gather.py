@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
-from ptxgen.idioms.cache_fields import CAPACITY, KV_HEADS
 from ptxgen.idioms.kv_cache import KV_DTYPES
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div, row_index
@@ -16,6 +15,7 @@ from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.lengths import MOST, Past
 from ptxgen.scales import scale_groups
+from ptxgen.spec.cache_fields import CAPACITY, KV_HEADS
 
 if TYPE_CHECKING:
     import numpy as np

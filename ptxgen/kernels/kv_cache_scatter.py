@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms.cache_fields import (
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     KV_HEADS,
@@ -18,10 +22,6 @@ from ptxgen.idioms.cache_fields import (
     given_head_scales,
     head_scales_rules,
 )
-from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
-from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:

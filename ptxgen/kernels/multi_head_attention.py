@@ -26,7 +26,10 @@ from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32
-from ptxgen.idioms.cache_fields import (
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer, grid3, scalar
+from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     INDIRECT,
@@ -39,9 +42,6 @@ from ptxgen.idioms.cache_fields import (
     head_scales_rules,
     place_rules,
 )
-from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:

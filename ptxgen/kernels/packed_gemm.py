@@ -244,7 +244,7 @@ class PackedGemm(PackedProduct):
         tasks.build()
         counts_first = self.programmatic and not at.rows_first and not self.indirect
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
-        Copier(b, self, at, ring, early, b.known("has_tile") if counts_first else None).build(tasks)
+        Copier(b, self, at, ring, early, tasks.has_tile if counts_first else None).build(tasks)
         kind = Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier

@@ -11,7 +11,6 @@ from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type
@@ -21,6 +20,7 @@ from ptxgen.products.compose import build_product
 from ptxgen.products.geometry import Geometry, Runs, side_by_side
 from ptxgen.products.heads import HeadsEpilogue
 from ptxgen.products.product import input_rules
+from ptxgen.spec.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.spec.fields import field
 from ptxgen.weights.format import TILE_ROWS
 

@@ -11,7 +11,11 @@ from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.cache_fields import (
+from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
+from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
+from ptxgen.kernel import KernelType, Spread, kernel_type
+from ptxgen.launch import Param, buffer
+from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     INDIRECT,
@@ -22,10 +26,6 @@ from ptxgen.idioms.cache_fields import (
     given_head_scales,
     head_scales_rules,
 )
-from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
-from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
-from ptxgen.kernel import KernelType, Spread, kernel_type
-from ptxgen.launch import Param, buffer
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ptxgen.dtypes import dtype, f16, s8
 from ptxgen.errors import SpecError
-from ptxgen.idioms.cache_fields import PAGE_LAYOUTS, ring_rows
 from ptxgen.models import LayerKind, ModelShape
 from ptxgen.scales import scale_groups
+from ptxgen.spec.cache_fields import PAGE_LAYOUTS, ring_rows
 
 
 @dataclass(frozen=True)

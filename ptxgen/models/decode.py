@@ -13,7 +13,6 @@ from typing import Any
 
 from ptxgen.dtypes import DType, bf16, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
-from ptxgen.idioms.cache_fields import PAGE_LAYOUTS
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Formats
@@ -21,6 +20,7 @@ from ptxgen.models.products import PRECISIONS, QKV, STACK, WIDE_TILE, Products
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.scales import scale_groups
+from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 
 CHOICES = ("greedy", "sample", "penalise")
 STEPS = ("decode", "batch", "prefill")
@@ -50,7 +50,8 @@ def step_program(
     in so many `pages` of so many positions, and `page_table` says which are whose; `page_layout` is the order of their
     axes. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision` of several
     rows: "exact" as f32 is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3
-    before products with weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others.
+    before products with weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others;
+    up to eight rows before K-quants stay exact.
 
     Raises `SpecError` naming what is not covered.
     """

@@ -43,10 +43,14 @@ def _key_value_heads(read: Fields, n_heads: int) -> int:
 
 
 def _falcon_heads(read: Fields, n_heads: int) -> int:
-    """`num_kv_heads` counts in the newer architecture only; the older one has one head, or as many as queries."""
+    """`num_kv_heads` counts in the newer architecture; the older one has one head, or as many as queries."""
     if read.flag("new_decoder_architecture"):
         return read.count("num_kv_heads", n_heads)
-    return 1 if read.flag("multi_query") else n_heads
+    if read.flag("multi_query"):
+        return 1
+    if read.count("num_kv_heads", n_heads) != n_heads:
+        raise read.error("num_kv_heads", f"must be {n_heads} without new_decoder_architecture and multi_query")
+    return n_heads
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,31 @@ _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 def rope_table(read: Fields, family: Family) -> dict[str, Any]:
     """The table of RoPE settings, under its older or its newer name. Raises `SpecError` where both are given and
-    differ."""
+    differ, and where transformers does not read what a table says."""
     older, newer = (read.table(name) for name in TABLES)
     if older and newer and older != newer:
         raise read.error("rope_scaling", "must be absent where rope_parameters says otherwise")
-    return older or newer or dict(family.default_rope)
+    if family.local_theta:
+        _check_by_layer_type(read, older, newer)
+    nothing = not older and read.values.get("rope_parameters") == {}  # which is not the same as saying nothing
+    return older or newer or ({} if nothing else dict(family.default_rope))
+
+
+def _check_by_layer_type(read: Fields, older: Mapping[str, Any], newer: Mapping[str, Any]) -> None:
+    """Refuse what transformers leaves out where layer types have tables of their own, as other implementations do
+    not: the newer name for one table, the older name for two, `type` in one, `truncate`, the context beside them."""
+    if newer and not by_layer_type(newer):
+        raise read.error("rope_parameters", f"must have a table for {FULL} here; one table is called rope_scaling")
+    if by_layer_type(older):
+        raise read.error("rope_scaling", "must be one table here; tables by layer type are called rope_parameters")
+    original = "original_max_position_embeddings"
+    if (older or newer) and read.values.get(original) is not None:
+        raise read.error(original, "must be absent here, or stand in the table")
+    if older.get("rope_type") is None and older.get("type", "default") not in (None, "default"):
+        raise read.error("rope_scaling", "must call its type rope_type here")
+    for table in (older, *(one for one in newer.values() if isinstance(one, dict))):
+        if table.get("truncate") is False:
+            raise read.error("rope_scaling" if table is older else "rope_parameters", "truncate must not be false here")
 
 
 def by_layer_type(table: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """4-bit weights in groups of 32, 64 or 128 columns with f16 scales and integer zero points, as AWQ and GPTQ have them.
 
-weight = (code − zero) · scale, 0 ≤ code ≤ 15 and 0 ≤ zero ≤ 16 (GPTQ files store zero − 1; a reader adds 1).
+weight = (code − zero) · scale, 0 ≤ code ≤ 15 and 0 ≤ zero ≤ 16 (files have 0 to 15, GPTQ's less 1 in four bits).
 A tile of 16 rows by 128 columns (groups of 128: by 256) begins with the codes as nibbles, as in q4_0's. Then, with n
 groups a tile, at g·4n + 4j the scales of rows g and g + 8 in group j; then bytes at g·2n + 2j: their zeros.
 Bytes: 1216 (32), 1120 (64), 2144 (128). Narrow tiles are the same with fewer columns, down to a group. Source:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
-from ptxgen.idioms.cache_fields import PAGE_LAYOUTS
 from ptxgen.models.attention import program_of
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step
@@ -19,6 +18,7 @@ from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, 
 from ptxgen.runtime.kv.pages import PageTable
 from ptxgen.runtime.kv.sizing import bytes_per_sequence, overhead
 from ptxgen.runtime.kv.slot_copies import blocks_of_slot
+from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 
 log = logging.getLogger("ptxgen.runtime")
 

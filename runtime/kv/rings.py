@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ptxgen.errors import CapacityError, SpecError, brief
-from ptxgen.idioms.cache_fields import ring_rows
 from ptxgen.runtime.kv.layers import as_index
+from ptxgen.spec.cache_fields import ring_rows
 
 
 class Rings:

@@ -12,7 +12,7 @@ from ptxgen.errors import CapacityError, SpecError
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
-from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings
+from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings, checked
 from ptxgen.runtime.model.steps import layer_buffers
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Batch:
     def join(self, prompt: Sequence[int], sampling: Sampling | None = None) -> tuple[int, int]:
         """A sequence that begins with a prompt: its slot, and its first token. Raises `CapacityError` when no slot is
         free, or too few pages, and `SpecError` for `sampling` that the batch was not made for."""
+        sampling = checked(sampling)
         if sampling is not None and (self._settings is None or (sampling.penalises and not self._penalties)):
             want = f"needs a Batch made with {'penalties' if sampling.penalises else 'sampling'}=True"
             raise SpecError(f"Batch.join: sampling {want} (got {sampling})")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -24,8 +25,8 @@ from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.kv.layers import within
-from ptxgen.runtime.model.sampling import Sampling
+from ptxgen.runtime.kv.layers import as_index, within
+from ptxgen.runtime.model.sampling import Sampling, checked
 from ptxgen.runtime.model.steps import Steps
 from ptxgen.runtime.model.timing import StepTime, step_time
 from ptxgen.runtime.model.weights import Progress
@@ -80,10 +81,10 @@ class Model:
             from ptxgen.runtime.opening import open_device
 
             device = open_device()
-        if chunk < 1 or chunk & (chunk - 1):
+        if (size := as_index(chunk)) is None or size < 1 or size & (size - 1):
             raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
         self.device, self.source, self.spec = device, source, source.spec
-        self.chunk = positions_at_once(chunk, self.shape.max_len)
+        self.chunk = positions_at_once(size, self.shape.max_len)
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
@@ -265,7 +266,7 @@ class Model:
         return token
 
     def _prefill(self, prompt: Sequence[int], position: int | None, sampling: Sampling | None) -> None:
-        tokens = self._tokens_of(prompt)
+        tokens, sampling = self._tokens_of(prompt), checked(sampling)
         start = self._length if position is None else position
         place = within("Model: position", start, 0, self._length)
         if place + len(tokens) > self.shape.max_len:
@@ -328,8 +329,8 @@ class Model:
         max_new_tokens: int | None = None,
         *,
         sampling: Sampling | None = None,
-        stop_ids: Sequence[int] = (),
-        stop: str | Sequence[str] = (),
+        stop_ids: int | Iterable[int] = (),
+        stop: str | Iterable[str] = (),
         decode: Any = None,
         keep: bool = False,
     ) -> Iterator[int]:
@@ -342,7 +343,8 @@ class Model:
         """
         if max_new_tokens is not None:
             within("Model.tokens: max_new_tokens", max_new_tokens, 0, sys.maxsize)
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        stop = _several("Model.tokens: stop", stop, str)
+        stop_ids = _several("Model.tokens: stop_ids", stop_ids, Integral)
         if "" in stop:
             raise SpecError("Model.tokens: stop strings must not be empty (got '')")
         if stop and decode is None:
@@ -393,6 +395,15 @@ class Model:
     def __repr__(self) -> str:
         size = f"{self.shape.family} {self.shape.n_layers} × {self.spec.dim}"
         return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
+
+
+def _several(label: str, given: object, kind: type) -> tuple[Any, ...]:
+    """One of a kind, or several, as several."""
+    found = (given,) if isinstance(given, kind) else tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(one, kind) for one in found):
+        what = "a string or strings" if kind is str else "an integer or integers"
+        raise SpecError(f"{label}: must be {what} (got {brief(given)})")
+    return found
 
 
 def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:

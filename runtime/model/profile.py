@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.models.program import Op, Program
+from ptxgen.runtime.kv.layers import within
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
@@ -119,6 +120,7 @@ def op_bytes(program: Program, op: Op, length: int) -> int:
 
 def profile(model: Model, token: int, position: int | None, repeats: int) -> Profile:
     """The median time of every op over `repeats` steps at the end of the sequence."""
+    within("Model.profile: repeats", repeats, 1, 1 << 20)
     place = model.length if position is None else position
     step, found = model.steps.decode, []
     token, place = model._check(token, place)

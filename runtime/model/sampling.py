@@ -59,6 +59,13 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
+def checked(sampling: object) -> Sampling | None:
+    """Settings as they are given, None for the likeliest token; `SpecError` for anything else."""
+    if sampling is None or isinstance(sampling, Sampling):
+        return sampling
+    raise SpecError(f"sampling: must be a Sampling or None (got {brief(sampling)})")
+
+
 class Settings:
     """The settings of `rows` sequences on the device: `buffers` by the names that a Program gives them."""
 

@@ -15,7 +15,7 @@ from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.model.sampling import Sampling, Settings
+from ptxgen.runtime.model.sampling import Sampling, Settings, checked
 from ptxgen.runtime.model.weights import Progress, load_weights
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Steps:
 
     def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:
         """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device."""
+        sampling = checked(sampling)
         choice = "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
         if sampling is not None:
             self.settings.put(sampling, 0, stream)

@@ -154,10 +154,11 @@ def test_rows_without_keys_leave_the_next_item_its_queries() -> None:
     assert few_ctas(one, generate(one, TARGET).text, "check", 1) < 0.01
 
 
-@pytest.mark.parametrize("ctas", [1, 3, 7])
+@pytest.mark.parametrize("ctas", [1, 3, 7, 40])
 @pytest.mark.parametrize("heads", [4, 6])
 def test_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int, heads: int) -> None:
-    """As where K and V of all heads do not stay in the L2 cache: two heads at a time."""
+    """As where K and V of all heads do not stay in the L2 cache: two heads at a time; all at once on 40 CTAs, which are
+    more than there are items."""
     monkeypatch.setattr(items, "WHOLE", 300 * 64 * 3)
     monkeypatch.setattr(items, "SECTION", 300 * 64 * 2)
     clear_cache()

@@ -21,6 +21,7 @@ from ptxgen.models.survey import Verdict, survey
 from tests.support.config_cases import CASES, KV, LLAMA3, LONGROPE, SLIDING, YARN, Config, inside, of
 
 LLAMA = of("llama", KV)
+GEMMA = of("gemma3_text", KV, head_dim=32, layer_types=SLIDING)
 FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
 
@@ -144,6 +145,31 @@ REFUSED: dict[str, tuple[Config, str]] = {
         of("gemma3_text", KV, head_dim=32, layer_types=SLIDING,
            rope_parameters={"full_attention": [1], "sliding_attention": {}}),
         "rope_parameters: must be one table for all layers, or for gemma3, gemma3n, olmo3 two (got {",
+    ),
+    # transformers leaves out, of families with a table for each type of layer:
+    "one table under the newer name": (
+        GEMMA | {"rope_parameters": YARN}, "rope_parameters: must have a table for full_attention here; one table is",
+    ),
+    "two tables under the older name": (
+        of("olmo3", KV, rope_scaling={"full_attention": YARN}), "rope_scaling: must be one table here; tables by lay",
+    ),
+    "the older name of a type": (
+        GEMMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling: must call its type rope_type here",
+    ),
+    "a range that is not cut off": (
+        GEMMA | {"rope_scaling": YARN | {"truncate": False}}, "rope_scaling: truncate must not be false here (got {",
+    ),
+    "the same in one of two tables": (
+        GEMMA | {"rope_parameters": {"full_attention": YARN | {"truncate": False}, "sliding_attention": {}}},
+        "rope_parameters: truncate must not be false here (got {",
+    ),
+    "a context beside the table": (
+        GEMMA | {"rope_scaling": YARN, "original_max_position_embeddings": 128},
+        "original_max_position_embeddings: must be absent here, or stand in the table (got 128)",
+    ),
+    "KV heads that the older falcon does not have": (
+        of("falcon", num_kv_heads=2, multi_query=False),
+        "num_kv_heads: must be 4 without new_decoder_architecture and multi_query (got 2)",
     ),
     "KV heads of falcon": (
         of("falcon", num_kv_heads=3, new_decoder_architecture=True),

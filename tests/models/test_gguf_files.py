@@ -155,10 +155,10 @@ def gguf_with(source: Path, path: Path, name: str, values: np.ndarray, kind: Typ
 
 
 SCALED = {
-    "linear": ("qwen2", {"type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+    "linear": ("qwen2", {"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
     "yarn": (
         "qwen3", {"type": "yarn", "factor": 4.0, "original_context_length": 16},
-        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     ),
     "full layers alone": ("gemma3_text", {"type": "linear", "factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
 }  # fmt: skip

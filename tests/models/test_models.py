@@ -110,6 +110,17 @@ def test_newer_gemma3_keeps_rope_by_layer_type() -> None:
     assert model_shape(new) == model_shape(old)
 
 
+def test_an_empty_table_of_gpt_oss_is_no_scaling() -> None:
+    """Without one it is its class's yarn."""
+    given = config(model_type="gpt_oss")
+    tables: tuple[dict[str, object] | None, ...] = ({}, None)
+    empty, null = (model_shape(given | {"rope_parameters": table}) for table in tables)
+    absent = model_shape(given)
+    assert all(kind.rope and not kind.rope.freq_factors for kind in empty.kinds)
+    assert all(kind.rope and kind.rope.freq_factors for kind in absent.kinds)
+    assert null == absent
+
+
 def test_qwen_windows_need_the_switch_and_start_at_a_layer() -> None:
     given = config(model_type="qwen2", sliding_window=1024, max_window_layers=1)
     assert [k.window for k in model_shape(given).kinds] == [0]

@@ -84,6 +84,18 @@ def test_what_kernels_are_made_of_knows_no_kernel(part: str) -> None:
     assert wrong == []
 
 
+def test_the_runtime_knows_nothing_of_what_kernels_are_made_of() -> None:
+    """It has specs, texts and Programs; nor does it import these in functions."""
+    makers = ("attention", "builder", "idioms", "persistent", "products")
+    wrong = [
+        (path.relative_to(RUNTIME).as_posix(), node.module)
+        for path in RUNTIME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(tuple(f"ptxgen.{m}" for m in makers))
+    ]
+    assert wrong == []
+
+
 def test_support_functions_know_nothing_of_check_mode() -> None:
     """`cpu/check` is made of `cpu/support`; the table of support functions names its modules, and imports none."""
     wrong = [

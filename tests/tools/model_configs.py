@@ -112,7 +112,10 @@ def _scalings() -> Iterator[str]:
     yield (
         "dynamic is served up to `max_position_embeddings`, where its frequencies begin to change with the length. "
         "longrope takes `long_factor` at every length where the cache is longer than the original context, which is "
-        "warned of: transformers takes `short_factor` for short sequences. mrope is served for positions of text.\n"
+        "warned of: transformers takes `short_factor` for short sequences. mrope is served for positions of text.\n\n"
+        "Families whose layers with a window have a base of their own take one table as `rope_scaling`, for their full "
+        "layers, or as `rope_parameters` a table for each type of layer. What transformers leaves out there is "
+        "refused: `type` for `rope_type` in the one, `truncate: false`, and the original context beside a table.\n"
     )
 
 

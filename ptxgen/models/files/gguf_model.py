@@ -199,13 +199,13 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any]:
     if "rope_factors_long.weight" in file.tensors:
         factors = {f"{key}_factor": _vector(file, f"rope_factors_{key}.weight") for key in ("long", "short")}
         return {
-            "rope_scaling": {"type": "longrope", "attention_factor": attention, **factors},
+            "rope_scaling": {"rope_type": "longrope", "attention_factor": attention, **factors},
             "original_max_position_embeddings": original,
         }
     if kind == "none":
         return {}
     factor = scaling.get("factor", scaling.get("scale_linear"))
-    found = {"type": kind, "factor": factor, "original_max_position_embeddings": original}
+    found = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
     if kind == "yarn" and attention != 1.0 and type(factor) is float and factor > 1:
         found["attention_factor"] = attention * (0.1 * math.log(factor) + 1)
     return {"rope_scaling": found}

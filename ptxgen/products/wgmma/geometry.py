@@ -111,8 +111,7 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     if shape.split > 1:
         return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
     if _halves(spec, shape):
-        even = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
-        together = next(even, 16 if tokens % 16 == 0 else tokens)
+        together = next((some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0), tokens)
         return together, RESULT_BUFFERS * 2 * together * records * TILE_ROWS // spec.parts
     together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (

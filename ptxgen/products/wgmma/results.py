@@ -99,7 +99,7 @@ class Results:
                 self._leave_some(0)
                 for first in range(0, at.tokens, at.result_tokens):
                     self._round(first)
-                if at.tokens // at.result_tokens % RESULT_BUFFERS:
+                if at.result_tokens == at.tokens:
                     b.op("bar.warp.sync", -1, note="before the next tile's are left there")
 
     def _leave(self, octet: int, place: int, first: int = 0) -> None:

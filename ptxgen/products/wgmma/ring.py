@@ -7,6 +7,7 @@ each source is contiguous from stage to stage. Where tokens have scales for each
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
@@ -37,15 +38,13 @@ class Ring:
         self.is_full, self.is_empty = b.reg("is_full", "pred"), b.reg("is_empty", "pred")
 
     def make(self, thread: Reg) -> None:
-        """The mbarriers, each stage's by a thread."""
+        """The mbarriers, by one thread: compute-sanitizer's synccheck misses those that lanes make side by side."""
         b, at = self.b, self.at
-        makes = b.op("setp.lt.u32", "makes_bells", thread, at.stages)
-        place, full = scratch(b, "bell_place", "u32"), b.op("mov.u32", "first_full", self.full_bells)
-        b.op("mad.lo.u32", place, thread, BELL, full)
-        b.op("mbarrier.init.shared::cta.b64", place[0], 1, pred=makes)
-        empty = b.op("mov.u32", "first_empty", self.empty_bells)
-        b.op("mad.lo.u32", place, thread, BELL, empty)
-        b.op("mbarrier.init.shared::cta.b64", place[0], at.warps * at.shape.share, pred=makes)
+        first = b.op("setp.eq.u32", "makes_bells", thread, 0)
+        for stage in range(at.stages):
+            b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1, pred=first)
+            releases = at.warps * at.shape.share
+            b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases, pred=first)
         b.op("fence.mbarrier_init.release.cluster")
 
     def begin(self, *, copies: bool) -> None:
@@ -79,8 +78,29 @@ class Ring:
         b.op("xor.b32", self.parity, self.parity, 1, pred=wraps)
 
 
+@dataclass
+class Source:
+    """What a lane brings of every stage: a record of weights, a part of the tokens, or the tokens' scales.
+
+    `size`: bytes of a copy; `step`: from a stage's to the next one's in global memory; `place`: in the first stage;
+    `copies`: whether the lane brings something to its own CTA; `for_tokens`, `for_scales`, `for_all`: whether that is
+    tokens, scales, or tokens for every CTA of `every`.
+    """
+
+    size: Reg
+    step: Reg
+    place: Reg
+    copies: Reg
+    for_tokens: Reg
+    x: Reg
+    for_scales: Reg | None = None
+    x_scales: Reg | None = None
+    for_all: Reg | None = None
+    every: Reg | None = None
+
+
 class Copier:
-    """Fragments `begin_copies`, `find_sources`, `poll_empty`, `copy`, `copied`: the copying warp."""
+    """Fragments `begin_copies`, `early_weights`, `find_sources`, `poll_empty`, `copy`: the copying warp."""
 
     def __init__(
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, early: int, has_tile: Reg | None
@@ -91,118 +111,148 @@ class Copier:
 
     def build(self, tasks: Tasks) -> None:
         """All fragments."""
-        b, spec, at, ring = self.b, self.spec, self.at, self.ring
-        lane, group, token_tile, weight = tasks.lane, tasks.group, tasks.token_tile, tasks.weight
-        share_rank, split_rank, first_step, steps = tasks.share_rank, tasks.split_rank, tasks.first_step, tasks.steps
-        size, source, target = b.reg("copy_bytes", "u32"), b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
+        b, at, ring = self.b, self.at, self.ring
+        self.tasks = tasks
+        size, self.source, target = b.reg("copy_bytes", "u32"), b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
+        self.total = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes  # of a stage
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
-            scaled = spec.by_block
-            copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
-            for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
-            leads = b.op("setp.eq.u32", "leads", lane, 0)
-            share = at.shape.share
-            b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
-            advance = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
-            if scaled:  # its place is that of a record after the last
-                for_scales = b.op("setp.eq.u32", "copies_scales", lane, at.records)
-                b.op("selp.u32", size, at.scale_bytes, size, for_scales)
-                if share > 1:
-                    b.op("selp.u32", advance, at.scale_bytes, advance, for_scales)
-                x_scales = b.ld_param("x_scales")
-            place = b.op("mov.u32", "copy_place", ring.memory)
-            own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
-            b.op("add.u32", own, own, at.token_bytes)
-            if share > 1:
-                own_part = b.op("mul.lo.u32", "own_part", share_rank, at.token_bytes // share)
-                b.op("add.u32", place, place, own_part)
-                b.op("and.pred", for_all := b.reg("copies_for_all", "pred"), copies, for_tokens)
-                b.op("setp.lt.u32", copies, lane, at.records + scaled)
-                every = b.op("mov.u16", "every_cta", (1 << share) - 1)
-                if split_rank is not None:
-                    shift = b.op("mul.lo.u32", "first_of_cluster", split_rank, share)
-                    b.op("shl.b16", every, every, shift)
-            b.op("selp.u32", place, place, own, for_tokens)
-            x = b.ld_param("x")
-        total = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes
-        early, is_first = self.early, None
-        if early:
+            of = self._of_lane(size)
+        self.is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
+        if self.early:
             with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
-                self._find_record(lane, group, weight, source)
-                if first_step is not None:
-                    b.op("mad.wide.u32", source, first_step, at.tile_bytes, source)
-                leads_early, goes = leads, self.has_tile
-                if goes is not None and isinstance(steps, Reg):
-                    b.op("setp.ge.and.u32", goes := b.reg("is_long", "pred"), steps, early, self.has_tile)
-                if goes is not None:
-                    leads_early = b.op("and.pred", "leads_early", leads, goes)
-                for stage in range(early):
-                    bell = ring.full_bells[BELL * stage]
-                    b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, total, pred=leads_early)
-                has_record = b.op("setp.lt.u32", "has_record", lane, at.records)
-                if goes is not None:
-                    b.op("and.pred", has_record, has_record, goes)
-                for stage in range(early):
-                    there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
-                    b.op(COPY, there, source[stage * at.tile_bytes], size, bell, pred=has_record)
-                ring.skip(early, goes if spec.stream else None)
-                if goes is not None and spec.stream:
-                    is_first = b.op("and.pred", "is_first_tile", goes, goes)
-                else:
-                    is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+                self._bring_weights(of)
         else:
             b.without("early_weights")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
-            self._find_record(lane, group, weight, source)
-            of_tile = packed.blocks(spec.k, spec.x_dtype) * spec.digits * at.tokens * packed.ROW_BYTES
-            tokens_at = b.op("mad.wide.u32", "tokens_at", token_tile, of_tile, x)
-            if share > 1:
-                b.op("mad.wide.u32", tokens_at, share_rank, at.token_bytes // share, tokens_at)
-            b.op("selp.b64", source, tokens_at, source, for_tokens)
-            if scaled:
-                scales_of_tile = packed.blocks(spec.k, spec.x_dtype) * at.tokens * packed.SCALE_BYTES
-                b.op("mad.wide.u32", tokens_at, token_tile, scales_of_tile, x_scales)
-                b.op("selp.b64", source, tokens_at, source, for_scales)
-            if first_step is not None:
-                b.op("mad.wide.u32", source, first_step, advance, source)
-            step = b.op("mov.u32", "copied_steps", steps)
-            more = b.op("setp.ne.u32", "copies_more", step, 0)
-            if is_first is not None:
-                b.note("the tokens of the stages whose weights are on their way")
-                brings = b.op("and.pred", "brings_tokens", is_first, for_tokens)
-                to = (every,) if share > 1 else ()
-                for stage in range(early):
-                    there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
-                    opcode = MULTICAST if share > 1 else COPY
-                    b.op(opcode, there, source[stage * at.token_bytes], size, bell, *to, pred=brings)
-                if scaled:
-                    brings_scales = b.op("and.pred", "brings_scales", is_first, for_scales)
-                for stage in range(early if scaled else 0):
-                    there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
-                    b.op(COPY, there, source[stage * at.scale_bytes], size, bell, pred=brings_scales)
-                done = b.op("mul.wide.u32", "early_bytes", advance, early)
-                b.op("add.u64", source, source, done, pred=is_first)
-                b.op("sub.u32", step, step, early, pred=is_first)
-                b.op("setp.ne.u32", is_first, 0, 0)
-                b.op("setp.ne.u32", more, step, 0)
+            self._find_sources(of)
+            left = b.op("mov.u32", "copied_steps", tasks.steps)
+            more = b.op("setp.ne.u32", "copies_more", left, 0)
+            if self.is_first is not None:
+                self._bring_tokens(of, self.is_first)
+                b.op("sub.u32", left, left, self.early, pred=self.is_first)
+                b.op("setp.ne.u32", self.is_first, 0, 0)
+                b.op("setp.ne.u32", more, left, 0)
         with b.fragment("poll_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
         with b.fragment("copy", "bring a stage"):
-            b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], total, pred=leads)
-            b.op("add.u32", target, place, ring.offset)
-            b.op(COPY, target[0], source[0], size, ring.full[0], pred=copies)
-            if share > 1:
-                b.op(MULTICAST, target[0], source[0], size, ring.full[0], every, pred=for_all)
-            size64 = b.op("cvt.u64.u32", "copy_advance", advance)
-            b.op("add.u64", source, source, size64)
-            ring.turn()
-            b.op("sub.u32", step, step, 1)
-            b.op("setp.ne.u32", more, step, 0)
+            self._bring_stage(of, target)
+            b.op("sub.u32", left, left, 1)
+            b.op("setp.ne.u32", more, left, 0)
 
-    def _find_record(self, lane: Reg, group: Reg, weight: Reg, source: Reg) -> None:
+    def _of_lane(self, size: Reg) -> Source:
+        """What this lane copies, how much of it, and to where in a stage."""
+        b, at, lane, share = self.b, self.at, self.tasks.lane, self.at.shape.share
+        scaled = self.spec.by_block
+        copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
+        for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
+        self.leads = b.op("setp.eq.u32", "leads", lane, 0)
+        b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
+        step = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
+        for_scales = x_scales = None
+        if scaled:  # its place is that of a record after the last
+            for_scales = b.op("setp.eq.u32", "copies_scales", lane, at.records)
+            b.op("selp.u32", size, at.scale_bytes, size, for_scales)
+            if share > 1:
+                b.op("selp.u32", step, at.scale_bytes, step, for_scales)
+            x_scales = b.ld_param("x_scales")
+        place = b.op("mov.u32", "copy_place", self.ring.memory)
+        own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
+        b.op("add.u32", own, own, at.token_bytes)
+        for_all, every = self._of_all(place, copies, for_tokens) if share > 1 else (None, None)
+        b.op("selp.u32", place, place, own, for_tokens)
+        x = b.ld_param("x")
+        return Source(size, step, place, copies, for_tokens, x, for_scales, x_scales, for_all, every)
+
+    def _of_all(self, place: Reg, copies: Reg, for_tokens: Reg) -> tuple[Reg, Reg]:
+        """A CTA's part of the tokens goes to all that share them: whether this lane brings it, and the CTAs' mask."""
+        b, at, tasks, share = self.b, self.at, self.tasks, self.at.shape.share
+        own_part = b.op("mul.lo.u32", "own_part", tasks.share_rank, at.token_bytes // share)
+        b.op("add.u32", place, place, own_part)
+        for_all = b.op("and.pred", "copies_for_all", copies, for_tokens)
+        b.op("setp.lt.u32", copies, tasks.lane, at.records + self.spec.by_block)
+        every = b.op("mov.u16", "every_cta", (1 << share) - 1)
+        if tasks.split_rank is not None:
+            shift = b.op("mul.lo.u32", "first_of_cluster", tasks.split_rank, share)
+            b.op("shl.b16", every, every, shift)
+        return for_all, every
+
+    def _bring_weights(self, of: Source) -> None:
+        """The weights of the first stages, and nothing where a tile has fewer stages."""
+        b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
+        self._find_record()
+        if self.tasks.first_step is not None:
+            b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
+        leads, goes = self.leads, self.has_tile
+        if goes is not None and isinstance(steps, Reg):
+            goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
+        if goes is not None:
+            leads = b.op("and.pred", "leads_early", leads, goes)
+        for stage in range(early):
+            bell = ring.full_bells[BELL * stage]
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=leads)
+        has_record = b.op("setp.lt.u32", "has_record", self.tasks.lane, at.records)
+        if goes is not None:
+            b.op("and.pred", has_record, has_record, goes)
+        self._bring_early(of, at.tile_bytes, has_record)
+        ring.skip(early, goes if self.spec.stream else None)
+        if goes is not None and self.spec.stream:
+            self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
+        else:
+            self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+
+    def _find_sources(self, of: Source) -> None:
+        """Where the first stage's bytes of this lane begin."""
+        b, spec, at, tasks, source = self.b, self.spec, self.at, self.tasks, self.source
+        share = at.shape.share
+        self._find_record()
+        of_tile = packed.blocks(spec.k, spec.x_dtype) * spec.digits * at.tokens * packed.ROW_BYTES
+        tokens_at = b.op("mad.wide.u32", "tokens_at", tasks.token_tile, of_tile, of.x)
+        if share > 1:
+            b.op("mad.wide.u32", tokens_at, tasks.share_rank, at.token_bytes // share, tokens_at)
+        b.op("selp.b64", source, tokens_at, source, of.for_tokens)
+        if of.for_scales is not None:
+            scales_of_tile = packed.blocks(spec.k, spec.x_dtype) * at.tokens * packed.SCALE_BYTES
+            b.op("mad.wide.u32", tokens_at, tasks.token_tile, scales_of_tile, of.x_scales)
+            b.op("selp.b64", source, tokens_at, source, of.for_scales)
+        if tasks.first_step is not None:
+            b.op("mad.wide.u32", source, tasks.first_step, of.step, source)
+
+    def _bring_tokens(self, of: Source, is_first: Reg) -> None:
+        """The tokens, and scales, of the stages whose weights are on their way."""
+        b, at = self.b, self.at
+        b.note("the tokens of the stages whose weights are on their way")
+        brings = b.op("and.pred", "brings_tokens", is_first, of.for_tokens)
+        self._bring_early(of, at.token_bytes, brings, of.every)
+        if of.for_scales is not None:
+            brings = b.op("and.pred", "brings_scales", is_first, of.for_scales)
+            self._bring_early(of, at.scale_bytes, brings)
+        done = b.op("mul.wide.u32", "early_bytes", of.step, self.early)
+        b.op("add.u64", self.source, self.source, done, pred=is_first)
+
+    def _bring_early(self, of: Source, bytes: int, pred: Reg, every: Reg | None = None) -> None:
+        """A copy to each of the first stages, of sources so many bytes apart; to `every` CTA where that is said."""
+        opcode, to = (COPY, ()) if every is None else (MULTICAST, (every,))
+        for stage in range(self.early):
+            place, bell = of.place[stage * self.at.stage_bytes], self.ring.full_bells[BELL * stage]
+            self.b.op(opcode, place, self.source[stage * bytes], of.size, bell, *to, pred=pred)
+
+    def _bring_stage(self, of: Source, target: Reg) -> None:
+        """Copies to the ring's stage, and on to the next."""
+        b, ring, source = self.b, self.ring, self.source
+        b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=self.leads)
+        b.op("add.u32", target, of.place, ring.offset)
+        b.op(COPY, target[0], source[0], of.size, ring.full[0], pred=of.copies)
+        if of.for_all is not None:
+            b.op(MULTICAST, target[0], source[0], of.size, ring.full[0], of.every, pred=of.for_all)
+        step = b.op("cvt.u64.u32", "copy_advance", of.step)
+        b.op("add.u64", source, source, step)
+        ring.turn()
+
+    def _find_record(self) -> None:
         """Where this lane's record begins."""
-        b, spec = self.b, self.spec
-        record = b.op("mad.lo.u32", scratch(b, "copied_record", "u32"), group, self.at.records, lane)
+        b, spec, tasks = self.b, self.spec, self.tasks
+        record = b.op("mad.lo.u32", scratch(b, "copied_record", "u32"), tasks.group, self.at.records, tasks.lane)
         b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
-        b.op("mad.wide.u32", source, record, spec.kind.record_bytes(spec.k), weight)
+        b.op("mad.wide.u32", self.source, record, spec.kind.record_bytes(spec.k), tasks.weight)

@@ -2,7 +2,7 @@
 
 A CTA that begins within a tile leaves that part's sums in memory and a word that says so: a place of its own, since it
 does so at most once, with its first tile. Who has the first part of a tile does that last, when the others mostly have.
-All CTAs of the launch are resident, so that who waits is waited for by nobody.
+All CTAs of the launch are resident, so the CTA that another waits for is running, and its first tile needs no other.
 """
 
 from __future__ import annotations

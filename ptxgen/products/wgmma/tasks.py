@@ -26,7 +26,7 @@ class Tasks:
 
     `thread`, `lane`, `warp`; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
-    of it; `count`: tokens in all.
+    of it; `count`: tokens in all; `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
@@ -104,7 +104,7 @@ class Tasks:
             if spec.stream:
                 self._find_range(tiles)
             else:
-                b.op("setp.lt.u32", "has_tile", tile, tiles)
+                self.has_tile = b.op("setp.lt.u32", "has_tile", tile, tiles)
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
             if spec.stream:
                 self._find_part()
@@ -154,7 +154,7 @@ class Tasks:
         self.find_end(self.unit, self.cluster)
         after = b.op("add.u32", "next_cluster", self.cluster, 1)
         self.find_end(self.end, after)
-        b.op("setp.lt.u32", "has_tile", self.unit, self.end)
+        self.has_tile = b.op("setp.lt.u32", "has_tile", self.unit, self.end)
 
     def find_end(self, out: Reg, clusters: Reg) -> None:
         """Where the runs of the first `clusters` clusters end."""

@@ -38,7 +38,7 @@ SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
 OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    64: ((64, 128, 256), (1,)), 112: ((128,), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)), 256: ((64, 128), (1, 2)),
+    64: ((64, 128, 256), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)), 256: ((64, 128), (1, 2)),
 }  # fmt: skip
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ptxgen import CapacityError, SpecError
-from ptxgen.idioms.cache_fields import ring_rows
 from ptxgen.kernels import IncrementalAttention, RopeKvAppend
 from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_device
 from ptxgen.runtime.kv.snapshot import Snapshot
+from ptxgen.spec.cache_fields import ring_rows
 
 WINDOW, APPENDED, MAX_LEN = 20, 8, 200
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 8}

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from ptxgen import SpecError
 from ptxgen.models.decode import step_program
 from ptxgen.models.memory import memory_plan, plan_of
 from ptxgen.runtime import Model
@@ -47,6 +48,12 @@ def test_every_op_has_its_time_bytes_and_share(model: Model) -> None:
     assert (model.length, model.forward(token, 3).tobytes()) == (4, before.tobytes())
     model.rollback(3)
     assert model.forward_to_token(token) == model.forward_to_token(token, 3)
+
+
+def test_a_profile_has_one_repeat_at_least(model: Model) -> None:
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(SpecError, match=r"Model.profile: repeats must be"):
+            model.profile(repeats=wrong)
 
 
 def test_bytes_are_those_that_have_to_move(model: Model) -> None:

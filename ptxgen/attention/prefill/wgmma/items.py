@@ -40,12 +40,12 @@ class Items(Rows):
     def locate(self) -> None:
         b = self.b
         with b.fragment("locate", "lengths, and how the items are dealt out"):
+            self.ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
             if self.cache.batched:
                 self._slots()
             else:
                 self._lengths()
                 self._sections()
-            self.ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
         with b.fragment("first_round", "the first round of items"):
             self.round = b.op("mov.u32", "round", 0)
             self.place = b.op("mov.u32", "place", b.special("ctaid.x"))
@@ -126,6 +126,14 @@ class Items(Rows):
             b.op("selp.b32", self.sections, heads // count, self.sections, fits)
             if self.heads_shift is not None:
                 b.op("selp.b32", self.heads_shift, count.bit_length() - 1, self.heads_shift, fits)
+        if heads > 1:
+            b.note("all of them where each CTA has one item at most")
+            items = b.op("mul.lo.s32", b.reg("all_items", "u32"), self.row_tiles, heads)
+            once = b.op("setp.le.u32", scratch(b, "section_fits", "pred"), items, self.ctas)
+            b.op("selp.b32", self.section_heads, heads, self.section_heads, once)
+            b.op("selp.b32", self.sections, 1, self.sections, once)
+            if self.heads_shift is not None:
+                b.op("selp.b32", self.heads_shift, heads.bit_length() - 1, self.heads_shift, once)
         self.section_items = b.op("mul.lo.s32", "section_items", self.row_tiles, self.section_heads)
 
     def find(self) -> None:

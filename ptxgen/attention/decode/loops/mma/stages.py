@@ -97,8 +97,8 @@ class Stages:
         """At the warp's first tile."""
         b, task = self.b, self.task
         b.op("mov.b32", self.next, task.tile)
-        for source, part in zip(self.sources, self.parts, strict=True):
-            b.op("mad.wide.s32", source, self.next, part.bytes, getattr(task, part.rows))
+        for source, part, rows in zip(self.sources, self.parts, (task.k_rows, task.v_rows), strict=True):
+            b.op("mad.wide.s32", source, self.next, part.bytes, rows)
 
     def strides(self) -> None:
         """What carries a source from one of the warp's tiles to its next."""
