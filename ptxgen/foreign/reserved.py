@@ -11,10 +11,10 @@ from dataclasses import replace
 from ptxgen.foreign.fresh import statements
 from ptxgen.nodes import Function, Instruction, Module, Operand, Register, Scope, Statement, Symbol, Variable
 
-RESERVED_BYTES = 1024
-_NAME = "$reserved_smem"
-_AT = {"begin": 0, "0": 0, "1": RESERVED_BYTES // 2, "cap": RESERVED_BYTES, "end": RESERVED_BYTES}
-_PLACES = {f"%reserved_smem_offset_{name}": Symbol(_NAME, offset) for name, offset in _AT.items()}
+BYTES = 1024
+RESERVED = "$reserved_smem"
+_AT = {"begin": 0, "0": 0, "1": BYTES // 2, "cap": BYTES, "end": BYTES}
+_PLACES = {f"%reserved_smem_offset_{name}": Symbol(RESERVED, offset) for name, offset in _AT.items()}
 _CLEAR = """{
   .reg .pred %first; .reg .b32 %x, %y, %z;
   mov.u32 %x, %tid.x;
@@ -25,7 +25,7 @@ _CLEAR = """{
   setp.eq.u32 %first, %x, 0;
   mov.u32 %z, 0;
 """ + "\n".join(
-    f"  @%first st.shared.v4.b32 [{_NAME}+{place}], {{%z, %z, %z, %z}};" for place in range(0, RESERVED_BYTES, 16)
+    f"  @%first st.shared.v4.b32 [{RESERVED}+{place}], {{%z, %z, %z, %z}};" for place in range(0, BYTES, 16)
 ) + "\n  bar.sync 0;\n}"  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def with_reserved(module: Module) -> Module:
     if not readers:
         return module
     called = any(reader.kind != "entry" for reader in readers)
-    reserved = Variable("shared", "b8", _NAME, (RESERVED_BYTES,), align=128, line=readers[0].line)
+    reserved = Variable("shared", "b8", RESERVED, (BYTES,), align=128, line=readers[0].line)
     cleared = (
         _cleared(item) if isinstance(item, Function) and item.kind == "entry" and (called or item in readers) else item
         for item in items

@@ -13,7 +13,7 @@ from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
-from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, share_runs
+from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, runs_on, share_runs
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.bytes.units import Units
 from ptxgen.products.product import Tokens
@@ -93,8 +93,8 @@ class DigitGemm(Weighted):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
-        if not target.includes_any(("sm_90",)):
-            yield f"digit_gemm: needs sm_90 or later (got {target}; nearest: sm_90)"
+        if not runs_on(target):
+            yield f"target: must be sm_90 or sm_90a (got {target}; nearest: sm_90)"
 
     @property
     def runs(self) -> TokenRuns:

@@ -14,7 +14,7 @@ from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
-from ptxgen.products.bytes.geometry import MOST_UNITS
+from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, columns, scale_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
@@ -152,7 +152,7 @@ class Products(Draft):
         few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
         few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
-        return few and takes and parse_target(self.target).includes_any(("sm_90",))
+        return few and takes and runs_on(parse_target(self.target))
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""

@@ -10,6 +10,7 @@ from ptxgen.products.geometry import Runs
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
+    from ptxgen.targets import Target
     from ptxgen.weights.format import WeightFormat
 
 SHARED = 232448  # bytes that a CTA can have
@@ -18,6 +19,11 @@ KEPT = 1024  # for mbarriers, and what the system takes
 SPLITS = {1: 132, 2: 66, 4: 30, 8: 14}
 MOST_UNITS = 8 * 28  # of k, with the most CTAs that share it
 MOST_SPARE = 0.13  # of all tiles
+
+
+def runs_on(target: Target) -> bool:
+    """sm_90 and sm_90a: later ones have other products of bytes, for which registers are too few on some."""
+    return target.name in ("sm_90", "sm_90a")
 
 
 class Shape(NamedTuple):

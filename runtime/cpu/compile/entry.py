@@ -9,6 +9,7 @@ from typing import Any
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.foreign.reserved import RESERVED
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.flow.flow import Block, Flow
 from ptxgen.runtime.cpu.flow.written_params import written_params
@@ -60,6 +61,11 @@ class Entry:
     def static_shared(self) -> int:
         """Bytes of static shared memory."""
         return self.static_end - SHARED_BASE
+
+    @property
+    def reserved_shared(self) -> int:
+        """Of those, the bytes that stand for what the system reserves, beside what a CTA may have."""
+        return sum(size for name, _, size in self.variables if name == RESERVED)
 
     def limit(self, name: str) -> tuple[int, ...]:
         """Numbers of a performance directive (`maxntid`, `reqntid`, …); empty when it is absent."""

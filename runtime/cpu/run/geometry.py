@@ -72,10 +72,10 @@ def fitted(entry: Entry, asked: backend.Geometry) -> Geometry:
         raise SpecError(f"launch.block: kernel {entry.name} requires {_padded(required)} (got {made.block})")
     if most and made.threads > int(np.prod(most)):
         raise SpecError(f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})")
-    if shared_bytes(entry, made) > backend.MOST_SHARED:
+    if shared_bytes(entry, made) - entry.reserved_shared > backend.MOST_SHARED:
         raise SpecError(
             f"launch.shared: must leave static and dynamic shared memory within {backend.MOST_SHARED} bytes "
-            f"(got {entry.static_shared} + {made.shared})"
+            f"(got {entry.static_shared - entry.reserved_shared} + {made.shared})"
         )
     return made
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ptxgen.errors import ModuleLoadError
+from ptxgen.errors import ModuleLoadError, SpecError
 from ptxgen.runtime import open_device
+from ptxgen.runtime.core.backend import MOST_SHARED
 
 HEAD = """.version 8.3
 .target sm_90
@@ -158,3 +159,16 @@ def test_the_bounds_of_reserved_shared_memory():
     out = device.zeros(1, "u32")
     device.module(kernel(body))["k"].launch(1, 1, [out])
     assert divmod(int(out.numpy()[0]), 65536) == (512, 1024)
+
+
+@pytest.mark.parametrize("mode", ["fast", "check"])
+def test_reserved_shared_memory_is_beside_what_a_cta_may_have(mode):
+    text = kernel(RESERVED, ".extern .shared .align 16 .b8 dynamic[];\n")
+    device = open_device("cpu", mode=mode)
+    out = device.zeros(1, "u32")
+    entry = device.module(text)["k"]
+    most = MOST_SHARED - 16  # the kernel's own variable, and the alignment of what is dynamic
+    entry.launch(1, 1, [out], shared=most)
+    assert out.numpy()[0] == 6
+    with pytest.raises(SpecError, match=r"within 232448 bytes \(got \d+ \+ 232448\)"):
+        entry.launch(1, 1, [out], shared=MOST_SHARED)
