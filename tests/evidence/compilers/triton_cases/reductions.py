@@ -133,9 +133,10 @@ def _(rng):
 
 @kernel("hadamard", "x:*fp32 out:*fp32", 1, warps=2, N=64, STEPS=6)
 def _(rng):
-    x, matrix = floats(rng, 64), np.ones((1, 1))
+    x, matrix = floats(rng, 64), np.ones((1, 1), np.float64)
+    step = np.array([[1.0, 1.0], [1.0, -1.0]])
     for _ in range(6):
-        matrix = np.kron([[1, 1], [1, -1]], matrix)
+        matrix = np.kron(step, matrix)
     return Work([x, poison(64, "f4")], {1: Close((matrix @ x).astype(np.float32), 1e-4, 1e-4)})
 
 
