@@ -63,6 +63,7 @@ class DigitGemm(Weighted):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
+    unreported = {r"/n20_k256_.* barrier .*bar.sync 0; griddepcontrol.wait": "found in random order"}
     golden_lines = 1350  # the tiles of a run stand out one by one
     goldens = (
         dict(n=40, k=512),

@@ -31,14 +31,19 @@ def test_geometries_are_what_they_are_called(name: str) -> None:
     assert (plan.cluster > 1, plan.most_splits > 1) == shared.get(name, (True, True))
 
 
-def test_splits_follow_the_batch() -> None:
-    launch = spec(max_len=4096, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
-    assert [launch.at({"batch": batch}).grid for batch in (1, 4, 100)] == [(32, 2, 1), (16, 2, 4), (1, 2, 100)]
+@pytest.mark.parametrize(
+    ("head_dim", "grids"), [(128, [(32, 2, 1), (16, 2, 4), (1, 2, 100)]), (64, [(32, 2, 1), (32, 2, 4), (2, 2, 100)])]
+)
+def test_splits_follow_the_batch(head_dim: int, grids: list[tuple[int, int, int]]) -> None:
+    """Short rows in CTAs of four warps, of which twice as many fit."""
+    launch = spec(max_len=4096, head_dim=head_dim, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
+    assert [launch.at({"batch": batch}).grid for batch in (1, 4, 100)] == grids
 
 
-def test_long_sequences_of_a_batch_are_split_whatever_the_batch() -> None:
-    launch = spec(max_len=16384, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
-    assert [launch.at({"batch": batch}).grid[0] for batch in (1, 16, 1000)] == [66, 4, 4]
+@pytest.mark.parametrize(("head_dim", "splits"), [(128, [66, 4, 4]), (64, [128, 8, 4])])
+def test_long_sequences_of_a_batch_are_split_whatever_the_batch(head_dim: int, splits: list[int]) -> None:
+    launch = spec(max_len=16384, head_dim=head_dim, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
+    assert [launch.at({"batch": batch}).grid[0] for batch in (1, 16, 1000)] == splits
 
 
 @pytest.mark.parametrize("n_heads", [24, 40])

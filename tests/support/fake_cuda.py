@@ -328,7 +328,7 @@ class Binding(Order):
         self._images.pop(state, None)
 
     def _cuModuleLoadData(self, image: bytes) -> Any:
-        if image.lstrip().startswith(b".version"):  # a text, which the driver compiles
+        if re.match(rb"(\s|//[^\n]*\n)*\.version", image):  # a text, which the driver compiles
             image = b"CUBIN" + image[:-1]
         if not image.startswith(b"CUBIN"):
             return real.CUresult.CUDA_ERROR_INVALID_IMAGE
