@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.packed_products import BYTES, NODES, ROWS, SETTLE, TARGET, floors
-from benchmarks.prepared import Made, prepared
+from benchmarks.packed_products import BYTES, NODES, ROWS, SETTLE, as_time_allows
+from benchmarks.prepared import Made
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
@@ -165,25 +164,10 @@ def unpacked(tiles: Any, scales: Any, rows: int, cols: int) -> Any:
 
 def main(run: Run, given: argparse.Namespace) -> None:
     """As many cases as there is time for."""
-    ends = time.monotonic() + given.seconds
     chosen = list(cases())
     random.shuffle(chosen)
     wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
-    done, coming = [], prepared(wanted, TARGET)
-    found: dict[KernelType, Made] = {}
-
-    def kernel(spec: KernelType) -> Made:
-        while spec not in found:
-            found.update([next(coming)])
-        return found[spec]
-
-    for case in chosen:
-        if time.monotonic() > ends - 4:  # the floor takes a few seconds
-            print("no time for", case, flush=True)
-            continue
-        measure(run, case, kernel)
-        done.append(case)
-    floors(run, done)
+    as_time_allows(run, chosen, wanted, measure, given.seconds)
 
 
 IMPLS = ("ptxgen", "promoted", PACK, "cublas", "cublas-fast", "cublas-block", "floor")

@@ -147,11 +147,22 @@ def floors(run: Run, wanted: Sequence[Case]) -> None:
 
 def main(run: Run, given: argparse.Namespace) -> None:
     """As many cases as there is time for, those of bf16 first."""
-    ends = time.monotonic() + given.seconds
     chosen = [case for case in cases() if not given.weights or case["weights"] in given.weights.split(",")]
     random.shuffle(chosen)
     chosen.sort(key=lambda case: case["weights"] != "bf16")
     wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
+    as_time_allows(run, chosen, wanted, measure, given.seconds)
+
+
+def as_time_allows(
+    run: Run,
+    chosen: Sequence[Case],
+    wanted: Sequence[KernelType],
+    measure: Callable[[Run, Case, Callable[[KernelType], Made]], None],
+    seconds: float,
+) -> None:
+    """Measure cases one after the other, their kernels (`wanted`, in the order of use) made ahead; then the floors."""
+    ends = time.monotonic() + seconds
     done, coming = [], prepared(wanted, TARGET)
     found: dict[KernelType, Made] = {}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.e4m3_products import PACK, TARGET, cases, packing, ratios, specs, table
+from benchmarks.e4m3_products import PACK, cases, packing, ratios, specs, table
+from benchmarks.packed_products import TARGET
 from ptxgen.kernel import supports
 
 CASE = {"m": 512, "n": 64, "k": 128, "weights": "e4m3_channel"}
