@@ -172,7 +172,7 @@ class E4m3(WeightFormat):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         factors = pair(b, "scale")
         for word, factor, value, total in zip(

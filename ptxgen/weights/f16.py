@@ -78,7 +78,7 @@ class Half16(Half):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         for value, total in zip(sums[0], totals, strict=True):
             b.op("add.f32", total, total, value)

@@ -201,12 +201,13 @@ class WeightFormat(ABC):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         """To the totals of rows g and g + 8, what a tile adds: `sums[i]` are the two sums of the products of `halves`
         with x in block 4i + t, of `byte_fragment` in block 2i + t div 2. `x_sums` are those of x there times
         `x_sum_factor`, of bytes for even t, for odd t zeros; without `x_sums_each`, of two blocks i that of the first
-        for even, of the second for odd t. The sums may be overwritten."""
+        for even, of the second for odd t. `odd` is 1 for odd t; it is there where `block_pieces` are counted by
+        "own". The sums may be overwritten."""
         raise NotImplementedError(self.name)
 
     # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------

@@ -148,7 +148,7 @@ class Int4(WeightFormat):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         zeros = pair(b, "zero_point")
         own = len(sums) if self.block_cols == self.x_block else self.groups

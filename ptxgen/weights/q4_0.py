@@ -109,7 +109,7 @@ class Q4_0(ByteCodes):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         for word, values, x_sum in zip(words[self.chunks :], sums, x_sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))

@@ -112,9 +112,9 @@ class Q5K(ByteCodes):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
-        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, (1.0, 1.0))
+        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, odd, (1.0, 1.0))
 
     @property
     def span_pieces(self) -> tuple[Piece, ...]:

@@ -101,7 +101,7 @@ class Q8_0(WeightFormat):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         for word, values in zip(words[2 * self.chunks :], sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))
