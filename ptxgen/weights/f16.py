@@ -15,7 +15,9 @@ import numpy as np
 
 from ptxgen.dtypes import DType, bf16, f16
 from ptxgen.idioms import convert
-from ptxgen.weights.format import Piece, Source, WeightFormat, cut, fragment, from_fragments, join, to_fragments
+from ptxgen.weights.bits import fragment
+from ptxgen.weights.format import Piece, Source, WeightFormat
+from ptxgen.weights.order import cut, from_fragments, join, to_fragments
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxgen.weights.bits import NIBBLE_UNITS, halves_to_f32, low_nibbles, nibble_fragment, pair, scaled_pair
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -24,21 +25,8 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import (
-    NIBBLE_UNITS,
-    ByteCodes,
-    Piece,
-    Source,
-    cut,
-    from_rows,
-    halves_to_f32,
-    join,
-    low_nibbles,
-    nibble_fragment,
-    pair,
-    scaled_pair,
-    to_rows,
-)
+from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder

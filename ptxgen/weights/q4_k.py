@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
+from ptxgen.weights.bits import (
+    NIBBLE_UNITS,
+    bytes_to_bf16,
+    bytes_to_f32,
+    constant,
+    halves_to_f32,
+    low_nibbles,
+    nibble_fragment,
+    pair,
+    pair_of_bf16,
+)
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -26,24 +37,8 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import (
-    NIBBLE_UNITS,
-    ByteCodes,
-    Piece,
-    Source,
-    bytes_to_bf16,
-    bytes_to_f32,
-    constant,
-    cut,
-    from_rows,
-    halves_to_f32,
-    join,
-    low_nibbles,
-    nibble_fragment,
-    pair,
-    pair_of_bf16,
-    to_rows,
-)
+from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
