@@ -199,7 +199,7 @@ class PersistentStep(Fields):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        from ptxgen.weights.format import interleave
+        from ptxgen.weights.order import interleave
 
         kind, found = self.plan.kind, {}
         for index in range(self.plan.ops):
