@@ -43,10 +43,12 @@ def stage_bytes(attention: Attention) -> int:
 
 
 def stages_for(attention: Attention, target: Target) -> bool:
-    """Whether tiles can come by bulk copies: whole tiles of contiguous rows; scales, too, on 16-byte boundaries."""
+    """Whether tiles can come by bulk copies: whole tiles of contiguous rows, or of strided caches as many of a tile's
+    rows as there are; scales, too, on 16-byte boundaries."""
     cache = attention.cache
-    contiguous = not (cache.page_size or cache.ring or cache.quantised or cache.ragged(TILE))
-    return target.includes_any(("sm_90",)) and contiguous
+    contiguous = not (cache.page_size or cache.ring or cache.quantised)
+    whole = not cache.ragged(TILE) or (cache.strided and all(side.bytes % 16 == 0 for side in cache.sides.values()))
+    return target.includes_any(("sm_90",)) and contiguous and whole
 
 
 class Stages:
@@ -119,11 +121,28 @@ class Stages:
     def bring(self, stage: Reg, mbarrier: Reg, number: int = 0, *, when: Reg | None = None) -> None:
         """Start the copies of a tile into stage `number` from `stage` on."""
         b, when = self.b, when or self.issues
-        size = sum(part.bytes for part in self.parts)
-        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, mbarrier[MBARRIER_BYTES * number], size, pred=when)
-        for source, part in zip(self.sources, self.parts, strict=True):
+        total, sizes = self._sizes()
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, mbarrier[MBARRIER_BYTES * number], total, pred=when)
+        for source, part, size in zip(self.sources, self.parts, sizes, strict=True):
             place = stage[number * self.size + part.offset]
-            b.op(COPY, place, source[0], part.bytes, mbarrier[MBARRIER_BYTES * number], pred=when)
+            b.op(COPY, place, source[0], size, mbarrier[MBARRIER_BYTES * number], pred=when)
+
+    def _sizes(self) -> tuple[Reg | int, tuple[Reg | int, ...]]:
+        """Bytes to copy of the tile to bring, and of each part: where rows may be missing, of those below the length.
+        The rest of the stage is as it was; scores and values of its rows are masked."""
+        whole = tuple(part.bytes for part in self.parts)
+        if not self.attention.cache.ragged(TILE):
+            return sum(whole), whole
+        b = self.b
+        rows = scratch(b, "tile_rows", "s32")
+        b.op("mad.lo.s32", rows, self.next, -TILE, self.task.length)
+        b.op("min.s32", rows, rows, TILE)
+        sizes = {size: scratch(b, f"tile_bytes{size}", "u32") for size in dict.fromkeys(whole)}
+        for size, register in sizes.items():
+            b.op("mul.lo.u32", register, rows, size // TILE)
+        total = scratch(b, "tile_bytes", "u32")
+        b.op("mul.lo.u32", total, rows, sum(whole) // TILE)
+        return total, tuple(sizes[size] for size in whole)
 
     def bring_older(self) -> None:
         """Start all stages' tiles but the one that holds the newest position: it is only brought nearer, and noted."""
