@@ -43,12 +43,10 @@ def stage_bytes(attention: Attention) -> int:
 
 
 def stages_for(attention: Attention, target: Target) -> bool:
-    """Whether tiles can come by bulk copies: whole tiles of contiguous rows, or of strided caches as many of a tile's
-    rows as there are; scales, too, on 16-byte boundaries."""
+    """Whether tiles can come by bulk copies: whole tiles of contiguous rows; scales, too, on 16-byte boundaries."""
     cache = attention.cache
-    contiguous = not (cache.page_size or cache.ring or cache.quantised)
-    whole = not cache.ragged(TILE) or (cache.strided and all(side.bytes % 16 == 0 for side in cache.sides.values()))
-    return target.includes_any(("sm_90",)) and contiguous and whole
+    contiguous = not (cache.page_size or cache.ring or cache.quantised or cache.ragged(TILE))
+    return target.includes_any(("sm_90",)) and contiguous
 
 
 class Stages:
@@ -121,28 +119,11 @@ class Stages:
     def bring(self, stage: Reg, mbarrier: Reg, number: int = 0, *, when: Reg | None = None) -> None:
         """Start the copies of a tile into stage `number` from `stage` on."""
         b, when = self.b, when or self.issues
-        total, sizes = self._sizes()
-        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, mbarrier[MBARRIER_BYTES * number], total, pred=when)
-        for source, part, size in zip(self.sources, self.parts, sizes, strict=True):
+        size = sum(part.bytes for part in self.parts)
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, mbarrier[MBARRIER_BYTES * number], size, pred=when)
+        for source, part in zip(self.sources, self.parts, strict=True):
             place = stage[number * self.size + part.offset]
-            b.op(COPY, place, source[0], size, mbarrier[MBARRIER_BYTES * number], pred=when)
-
-    def _sizes(self) -> tuple[Reg | int, tuple[Reg | int, ...]]:
-        """Bytes to copy of the tile to bring, and of each part: where rows may be missing, of those below the length.
-        The rest of the stage is as it was; scores and values of its rows are masked."""
-        whole = tuple(part.bytes for part in self.parts)
-        if not self.attention.cache.ragged(TILE):
-            return sum(whole), whole
-        b = self.b
-        rows = scratch(b, "tile_rows", "s32")
-        b.op("mad.lo.s32", rows, self.next, -TILE, self.task.length)
-        b.op("min.s32", rows, rows, TILE)
-        sizes = {size: scratch(b, f"tile_bytes{size}", "u32") for size in dict.fromkeys(whole)}
-        for size, register in sizes.items():
-            b.op("mul.lo.u32", register, rows, size // TILE)
-        total = scratch(b, "tile_bytes", "u32")
-        b.op("mul.lo.u32", total, rows, sum(whole) // TILE)
-        return total, tuple(sizes[size] for size in whole)
+            b.op(COPY, place, source[0], part.bytes, mbarrier[MBARRIER_BYTES * number], pred=when)
 
     def bring_older(self) -> None:
         """Start all stages' tiles but the one that holds the newest position: it is only brought nearer, and noted."""
@@ -195,20 +176,18 @@ class Stages:
         b.op("mov.b32", self.stage, self.first_stage)
         b.op("mov.b32", self.mbarrier, self.first_mbarrier)
         b.op("mov.u32", self.parity, 0)
-        rows, across = {"k": self.g, "v": self.token}, {"k": self.q, "v": self.g}
-        offsets = {part.rows: part.offset for part in self.parts}
-        layout = self.ring.layout
-        for block in (*layout.k_blocks, *layout.v_blocks):
-            if _key(block) in self.lanes:
-                continue
-            column = across[block.kind]
-            if block.repeats:
-                column = b.op("and.b32", scratch(b, f"kv_{block.kind}_column", "u32"), column, 3)
-            name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
-            start = offsets[f"{block.kind}_rows"]
-            self.lanes[_key(block)] = self._lane(
-                name, rows[block.kind], self.rows[block.kind].bytes, column, block.width, start
-            )
+        k, v = self.parts
+        sides = ((self.ring.layout.k_blocks, self.g, self.q, k), (self.ring.layout.v_blocks, self.token, self.g, v))
+        for blocks, row, across, part in sides:
+            for block in blocks:
+                if _key(block) in self.lanes:
+                    continue
+                column = across
+                if block.repeats:
+                    column = b.op("and.b32", scratch(b, f"kv_{block.kind}_column", "u32"), column, 3)
+                name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
+                row_bytes = self.rows[block.kind].bytes
+                self.lanes[_key(block)] = self._lane(name, row, row_bytes, column, block.width, part.offset)
 
     def _lane(self, name: str, row: Reg, row_bytes: int, column: Reg, column_bytes: int, start: int) -> Reg:
         lane: Reg = self.b.op("mad.lo.u32", name, row, row_bytes, self.stage)
