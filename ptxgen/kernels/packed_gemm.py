@@ -24,7 +24,7 @@ from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
 from ptxgen.weights.e4m3 import E4m3
-from ptxgen.weights.format import interleave, separate
+from ptxgen.weights.order import interleave, separate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -97,10 +97,10 @@ class QueryCopies:
         row_bytes = self.spec.attention.problem.query_bytes
         step = items.step(copy.spread.rows_per_pass)
         for group in range(self.tile.warpgroups):
-            takes_part = None
+            takes_part, aim = None, None
             if items.adapts and group >= FEWEST:
                 takes_part = b.reg(f"fills_q{group}", "pred")
-                with b.fragment(f"aim_q{group}"):
+                with b.fragment(f"aim_q{group}") as aim:
                     b.op("setp.gt.u32", takes_part, items.active, group)
             wait, over = ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
             if rounding is not None:
@@ -128,7 +128,6 @@ class QueryCopies:
                         source = at[offset + column * LANES * copy.source_bytes]
                         copy.copy_async(place, source, size, takes)
                 ring.arrive_behind_copies(ring.at[ring.q_full + WORD * group])
-            aim = b.fragments[f"aim_q{group}"] if takes_part is not None else None
             fills.append((f"q{group}", aim, takes_part, wait, over, fill))
         b.expose(q_fills=fills, rounds=rounding is not None)
 
