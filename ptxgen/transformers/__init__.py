@@ -5,6 +5,8 @@ Importing this imports neither torch nor transformers; `install` does.
 
 from __future__ import annotations
 
+from typing import Any
+
 NAME = "ptxgen"
 PAGED = f"paged|{NAME}"
 
@@ -30,3 +32,14 @@ def install() -> None:
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(PAGED, paged_attention)
     AttentionMaskInterface.register(NAME, bounds_mask)
+
+
+def __getattr__(name: str) -> Any:
+    """`GrowingCache`, which needs transformers."""
+    if name != "GrowingCache":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from ptxgen.transformers.cache import GrowingCache
+    except ImportError as missing:
+        raise ImportError(f"ptxgen.transformers.{name}: {missing}: pip install 'ptxgen[transformers]'") from missing
+    return GrowingCache
