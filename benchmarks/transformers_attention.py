@@ -5,9 +5,9 @@ python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
 the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation. "in place": the same
-over `ptxgen.transformers.GrowingCache`, of all implementations. "prompt": a whole prompt at once, up to 2^18 tokens. Of
-each case all implementations run in the same process, in turns; "ours / best" is the median of the turns' own quotients
-(of runs of before November 24, 2026: the quotient of medians, each implementation's measurements one after the other).
+over a `growing_cache` of ours, of all implementations. "prompt": a whole prompt at once, up to 2^18 tokens. Of each
+case all implementations run in the same process, in turns; "ours / best" is the median of the turns' own quotients (of
+runs of before November 24, 2026: the quotient of medians, each implementation's measurements one after the other).
 
 | impl | is |
 | --- | --- |
@@ -123,13 +123,13 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place:
     import torch
     from transformers import DynamicCache
 
-    from ptxgen.transformers import GrowingCache
+    from ptxgen.transformers import growing_cache
 
     fa2.keys = 0  # type: ignore[attr-defined]
     config = model.config
     shape = (batch, config.num_key_value_heads, depth, config.head_dim)
     token = torch.full((batch, 1), 7, device=DEVICE)
-    cache = (GrowingCache if in_place else DynamicCache)(config=config)
+    cache = growing_cache(config) if in_place else DynamicCache(config=config)
     for layer in range(config.num_hidden_layers):
         cache.update(*(torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)), layer)
     first = [(layer.keys, layer.values) for layer in cache.layers]

@@ -34,12 +34,16 @@ def install() -> None:
     AttentionMaskInterface.register(NAME, bounds_mask)
 
 
-def __getattr__(name: str) -> Any:
-    """`GrowingCache`, which needs transformers."""
-    if name != "GrowingCache":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def growing_cache(config: Any) -> Any:
+    """A cache to give a model with this `config` as `past_key_values`: a `DynamicCache` that appends keys and values in
+    place, where transformers' own copies all of them for every token.
+
+    It takes up to an eighth more memory, or room for 256 positions. Layers with a window are transformers' own. For
+    every implementation of attention; ours reads keys and values where they lie. Raises `ImportError` with the extra to
+    install where torch or transformers is missing.
+    """
     try:
         from ptxgen.transformers.cache import GrowingCache
     except ImportError as missing:
-        raise ImportError(f"ptxgen.transformers.{name}: {missing}: pip install 'ptxgen[transformers]'") from missing
-    return GrowingCache
+        raise ImportError(f"ptxgen.transformers.growing_cache: {missing}: pip install 'ptxgen[transformers]'") from None
+    return GrowingCache(config=config)

@@ -99,14 +99,14 @@ def pitch_of(key: Tensor, value: Tensor) -> int:
     if key.is_contiguous() and value.is_contiguous():
         return int(key.shape[2])
     batch, heads, rows, dim = key.shape
-    pitch = int(key.stride(1 if heads > 1 else 0)) // dim
+    pitch = key.stride(1 if heads > 1 else 0) // dim
     strides = (heads * pitch * dim, pitch * dim, dim, 1)
     count = batch * heads * pitch * dim
     for x in (key, value):
         alike = all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), strides, strict=True))
         if pitch < rows or not alike or x.storage_offset() + count > x.untyped_storage().nbytes() // x.itemsize:
             return 0
-    return pitch
+    return int(pitch)
 
 
 def whole(x: Tensor, pitch: int) -> Tensor:

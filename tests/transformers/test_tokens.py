@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ptxgen.transformers import growing_cache
 from tests.transformers.models import FAMILIES, build, continued, prompts, torch, transformers
 
 operators: Any = importlib.import_module("ptxgen.transformers.operators")
@@ -66,7 +67,7 @@ def test_a_cache_that_grows_in_place(
     ids, mask = prompts(where, padding)
     wanted, logits = continued(model, "eager", ids, mask)
     for name in ("eager", "ptxgen"):
-        cache = caches.GrowingCache(config=model.config)
+        cache = growing_cache(model.config)
         tokens, found = continued(model, name, ids, mask, past_key_values=cache)
         assert torch.equal(tokens, wanted), name
         assert torch.allclose(found, logits, atol=1e-4), name
@@ -88,7 +89,7 @@ def test_a_cache_that_grows_reads_no_copy(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(operators, "_launch", launching)
     model = build("llama")
-    cache = caches.GrowingCache(config=model.config)
+    cache = growing_cache(model.config)
     continued(model, "ptxgen", *prompts("cpu", "none"), past_key_values=cache)
     assert set(taken) == {layer.keys.data_ptr() for layer in cache.layers}
 
@@ -97,7 +98,7 @@ def test_a_cache_that_grows_is_changed_as_a_dynamic_one() -> None:
     """Cropped, reordered, repeated, and appended to again."""
     torch.manual_seed(0)
     config = build("llama").config
-    pair = [transformers.DynamicCache(config=config), caches.GrowingCache(config=config)]
+    pair = [transformers.DynamicCache(config=config), growing_cache(config)]
 
     def both(change: Any) -> None:
         for cache in pair:
@@ -136,7 +137,7 @@ def test_chunks_of_a_prompt(family: str, where: str) -> None:
         for cache in (
             transformers.DynamicCache(config=model.config),
             transformers.StaticCache(config=model.config, max_cache_len=40),
-            caches.GrowingCache(config=model.config),
+            growing_cache(model.config),
         ):
             parts = [model(part, past_key_values=cache).logits for part in ids.split(8, 1)]
             assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-4)
