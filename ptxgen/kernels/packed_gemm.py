@@ -232,7 +232,7 @@ class PackedGemm(PackedProduct):
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
         ring, tasks = Ring(b, at), Tasks(b, self, at)
-        tasks.locate(ring)
+        tasks.locate(ring.make)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])

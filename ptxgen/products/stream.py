@@ -11,9 +11,8 @@ from ptxgen.idioms.threads import divide
 from ptxgen.idioms.threads import split as divided
 from ptxgen.products.columns import Columns, columns_of
 from ptxgen.products.digits import Digits
-from ptxgen.products.geometry import Runs
+from ptxgen.products.geometry import SLOT_BYTES, Runs
 from ptxgen.products.reader import TileReader
-from ptxgen.products.slots import SLOT_BYTES
 
 if TYPE_CHECKING:
     from ptxgen.products.weighted import Weighted
