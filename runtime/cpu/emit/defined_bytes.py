@@ -243,11 +243,12 @@ def _by_sign(d: Followed, reg: Reg) -> Planes | None:
 def _either(d: Followed, held: str, known: str, left: Planes, right: Planes) -> Planes:
     """The bytes of `left` in the lanes `held`, of `right` in the others; defined where that choice is `known`."""
     others = d.e.c(f"xor i32 {held}, -1")
-    found = []
+    found: dict[tuple[str, str], str] = {}
     for x, y in zip(left, right, strict=True):
-        first, second = (d.both(one, lanes) for one, lanes in ((x, held), (y, others)))
-        found.append(d.both(d.e.c(f"or i32 {first}, {second}"), known))
-    return tuple(found)
+        if (x, y) not in found:
+            first, second = (d.both(one, lanes) for one, lanes in ((x, held), (y, others)))
+            found[x, y] = d.both(d.e.c(f"or i32 {first}, {second}"), known)
+    return tuple(found[pair] for pair in zip(left, right, strict=True))
 
 
 def _bitwise(d: Followed, reg: Reg) -> Planes | None:

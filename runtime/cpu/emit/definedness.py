@@ -139,8 +139,8 @@ class DefinedLanes:
         self.products.write(reg)
         fresh: Planes | None = None
         if self.sources is not None:
-            told = bytes_of_result(self, reg) if e.op.pure and self._by_byte >> reg.index & 1 else None
-            fresh = told or (self.sources,) * _bytes(reg)
+            fresh = (bytes_of_result(self, reg) if e.op.pure else None) or (self.sources,) * _bytes(reg)
+            fresh = fresh[: self._kept(reg)] * (_bytes(reg) // self._kept(reg))
         if e.op.guard is None:
             self.now[reg.index] = fresh
             self.checked.discard(reg.index)
