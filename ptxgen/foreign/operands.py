@@ -76,7 +76,10 @@ def _instruction(item: Instruction, types: Scoped[str], fresh: Fresh, older: boo
     slots = _slots(opcode, len(operands))
     if slots is not None:
         operands = [_fitted(operand, slot) for operand, slot in zip(operands, slots, strict=True)]
-    yield replace(item, opcode=opcode, operands=tuple(operands))
+    changed = opcode != item.opcode or len(operands) != len(item.operands)
+    if changed or any(now is not before for now, before in zip(operands, item.operands, strict=True)):
+        item = replace(item, opcode=opcode, operands=tuple(operands))
+    yield item
 
 
 def _is_short(opcode: str, operand: Address, types: Scoped[str]) -> bool:
@@ -110,5 +113,6 @@ def _fitted(operand: Operand, slot: Slot) -> Operand:
         value = operand.value
         bits = type_bits(slot.type)
         if isinstance(value, int) and bits < 64 and not -(1 << (bits - 1)) <= value < 1 << bits:
-            return Immediate(str(value & ((1 << bits) - 1)))
+            written = str(value & ((1 << bits) - 1))
+            return operand if operand.text == written else Immediate(written)
     return operand

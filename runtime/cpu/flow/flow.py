@@ -230,7 +230,7 @@ class Flow(FlowParts):
         if simplify(self):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)
-        self.unused_loads = unused_loads(self.blocks)
+        self.unused_loads = unused_loads(self.blocks) if self.check else frozenset()
         self.droppable_loads = droppable_loads(self.blocks) if self.check else frozenset()
         if self.droppable_loads:
             self.loose = liveness(self.blocks, len(self.registers), self.first, self.droppable_loads)
