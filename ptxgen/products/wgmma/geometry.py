@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
-from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
@@ -162,11 +162,11 @@ class Geometry:
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
         """The geometry of a spec, or of it with so many tokens a tile."""
         tokens = tokens or spec.tokens
-        shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact"
+        shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact" and not spec.by_row
         while kind.tiles(spec.k) % shape.tiles or kind.tiles(spec.k) < shape.tiles * shape.split:
             shape = replace(shape, tiles=shape.tiles // 2)
-        per_tile = kind.tile_k // spec.columns * DIGITS[spec.precision] * tokens * ROW_BYTES
-        scales = tokens * SCALE_BYTES if spec.by_block else 0  # of a tile
+        per_tile = kind.tile_k // spec.columns * spec.digits * tokens * ROW_BYTES
+        scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
             together, results = _results(spec, tokens, shape, records)
@@ -192,6 +192,8 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
+        if spec.by_row:
+            promoted = tokens * (spec.digits + spec.kind.has_mins), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
