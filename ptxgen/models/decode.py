@@ -244,7 +244,8 @@ class _Step(Products):
     def _stacks_rows(self, attention: Attention) -> bool:
         """Whether q and k of several rows come from one product, as heads of one row."""
         kinds = self._kinds(*QKV)
-        tiled = self.digits(kinds, self.model.dim) or self.packs(kinds, self.model.dim)
+        dim = self.model.dim
+        tiled = self.digits(kinds, dim) or self.integers(kinds, dim) or self.packs(kinds, dim)
         one = tiled and attention.rope is not None and not self.model.block.qk_norm
         return one and self._stacks()[0] != QKV[:1]
 
@@ -264,7 +265,7 @@ class _Step(Products):
     def _attended(self) -> DType:
         """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
         kinds, width = self._kinds("o_proj"), self.model.q_width
-        packs = self.packs(kinds, width) and not self.digits(kinds, width)
+        packs = self.packs(kinds, width) and not (self.digits(kinds, width) or self.integers(kinds, width))
         narrow = self.precision != "exact" and self.step == "prefill" and packs
         return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
 
@@ -344,6 +345,7 @@ class _Step(Products):
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
         packs = self.packs(kinds[:2], model.dim) and self.packs(kinds[2:], model.hidden)
         packs &= not (self.digits(kinds[:2], model.dim) or self.digits(kinds[2:], model.hidden))
+        packs &= not (self.integers(kinds[:2], model.dim) or self.integers(kinds[2:], model.hidden))
         scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
         if gated and packs and model.hidden % WIDE_TILE == 0 and scaled == (None, None):
             out = self._packed_gate(x, kinds)
