@@ -307,8 +307,13 @@ class _Step(Products):
         return {"position": self._state("position")}
 
     def _append(self, attention: Attention, rows: Mapping[str, str | Ref], **how: Any) -> None:
-        """Rotate, where these layers do, and append; `rows` by parameter name."""
+        """Rotate, where these layers do, and append; `rows` by parameter name.
+
+        In a batch this begins when the products are done: a batch's attention that asks for its keys while they run
+        makes the step 6 to 10 % longer at 4096 positions, and no shorter at 512 (llama-3-8b, 8 to 32 sequences)."""
         batched = self.step == "batch"
+        if batched:
+            how["programmatic"] = False
         role, kernel = attention.append
         given = {**rows, **self._caches(attention), **self._position()}
         fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)

@@ -33,8 +33,10 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
-# More rows, and up to so many, meet integers of 16 bits on wgmma, in units of their own.
-INTEGERS_FROM, INTEGERS_TO = 9, 32
+# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
+# so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
+FEW, SOME, INTEGERS_TO = 8, 16, 32
+LONG = 8192
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -161,9 +163,11 @@ class Products(Draft):
 
     def integers(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
-        some = INTEGERS_FROM <= self.rows <= INTEGERS_TO and not self.batch_invariant and k % WIDE_TILE == 0
-        known = all(weight_format(kind).integer_digits for kind in kinds)
-        return some and known and parse_target(self.target).includes_any(("sm_90a",))
+        some = FEW < self.rows <= INTEGERS_TO and not self.batch_invariant and k % WIDE_TILE == 0
+        found = [weight_format(kind).integer_digits for kind in kinds]
+        if self.precision == "exact" and self.rows <= SOME and (max(found) > 1 or k > LONG):
+            return False
+        return some and all(found) and parse_target(self.target).includes_any(("sm_90a",))
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""
