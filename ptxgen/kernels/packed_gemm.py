@@ -74,7 +74,7 @@ class PackedGemm(PackedProduct):
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
         r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
         "or the wait behind the last stage follows",
-        r"/n(44|48|52)_.* wait .*wgmma.wait_group": "does not matter: the last part of a tile has waited for all products",
+        r"/n(44|48|52)_.* wait .*wgmma.wait_group": "does not matter: a tile's last part has waited for all products",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
@@ -193,6 +193,8 @@ class PackedGemm(PackedProduct):
             yield f"by_row: is for f16 (got x_dtype={self.x_dtype.name}; nearest: x_dtype=f16)"
         if self.tokens > MOST_ROWS_FIRST:
             yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: by_row=False)"
+        if self.tile_rows == 192:
+            yield f"tile_rows: with by_row 64, 128 or 256 (got {self.tile_rows}; nearest: 128)"
         if self.packed_out:
             yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 

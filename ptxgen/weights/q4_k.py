@@ -266,9 +266,8 @@ def sub_block_integers(
             byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
             b.op("mul.rn.f16x2", offset, factor, minus)
     for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
-        own = out[half::2]
-        bytes_to_f16(b, own, kind.code_bytes(b, words, chunk, half))
-        for register in own:
+        bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half))
+        for register in out[half::2]:
             b.op("fma.rn.f16x2", register, register, factor, offset)
 
 

@@ -63,7 +63,7 @@ def test_a_row_keeps_so_many_bits(digits: int, bits: int) -> None:
     assert packed.shape == (2, 12, digits, 8, 64)
     assert (np.log2(units[:, 0].reshape(-1)[:13]) % 1 == 0).all()
     largest = np.abs(packed[:, :, 0].astype(np.float64)).max((1, 3)).reshape(-1)[:13]
-    assert (largest >= 2**14).all() and (largest <= 2**15).all()
+    assert ((largest >= 2**14) & (largest <= 2**15)).all()
     back = tokens.unpack(packed, 13, 700, units)
     limit = np.maximum(np.abs(x) * 2.0**-bits, np.abs(x).max(1, keepdims=True) * 2.0**-38)
     assert (np.abs(back - x) <= limit).all()
@@ -86,7 +86,8 @@ def test_sums_are_those_of_the_digits(digits: int) -> None:
 def test_rows_of_the_smallest_and_the_largest_numbers(value: float) -> None:
     x = np.full((2, 64), value, np.float32)
     packed, units, _ = tokens.pack_by_row(x, 8, 2)
-    assert np.isfinite(packed.astype(np.float32)).all() and (units > 0).all()
+    assert np.isfinite(packed.astype(np.float32)).all()
+    assert (units > 0).all()
     back = tokens.unpack(packed, 2, 64, units)
     assert np.abs(back - x).max() <= max(value * 2.0**-22, 2.0**-138)
 
@@ -151,6 +152,7 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
     [
         ({"weights": "q8_0"}, r"by_row: is for q4_k, q5_k, q6_k \(got weights='q8_0'"),
         ({"tokens": 128}, r"by_row: is for at most 64 tokens \(got tokens=128"),
+        ({"tile_rows": 192}, r"tile_rows: with by_row 64, 128 or 256 \(got 192; nearest: 128\)"),
         ({"n": 256, "packed_out": True}, "packed_out: needs the unit of a whole row"),
     ],
 )

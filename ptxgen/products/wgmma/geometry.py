@@ -38,6 +38,7 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
+MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -65,11 +66,15 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
     tile_rows = spec.tile_rows or (TALL if tall else 64 * parts if few else 128 * parts)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
+    if spec.by_row and tile_rows == 128 and tokens <= 32:
+        groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
     alone = few and spec.share <= 1
     split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
+    if spec.by_row and _held(spec, tokens, blocks) > MOST_HELD:
+        part = 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
@@ -77,6 +82,12 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
     beside = groups == 1 and fits and many
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
+
+
+def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
+    """Registers of words of weights and of sums, of a product of integers."""
+    words = sum(piece.words for piece in spec.kind.integer_pieces)
+    return words + tokens * (blocks + spec.digits + spec.kind.has_mins) // 2
 
 
 def _split(tiles: int, steps: int, *, wide: bool) -> int:
@@ -193,7 +204,8 @@ class Geometry:
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if spec.by_row:
-            promoted = tokens * (spec.digits + spec.kind.has_mins), 1, 2
+            more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
+            promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,

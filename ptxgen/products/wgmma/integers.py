@@ -3,6 +3,7 @@
 A block's factor is taken out of the sums of its 256 columns, as is what its mins subtract: they are multiplied with the
 sums of every 32 columns of x, which lie beside the tokens. All digits of x are tokens of one product. What a weight's
 second number adds, it adds with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole.
+The weights of the next block of rows in a stage are converted while the last products of a block run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class IntegerMultiplier(ScaledMultiplier):
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         super().__init__(b, spec, at, ring)
         each = at.tokens // 2
+        self.pending: Part | None = None  # whose sums are not in the totals yet
+        self.scales: Sequence[Reg] = ()
+        self.less: Sequence[Reg] = ()
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
@@ -51,6 +55,8 @@ class IntegerMultiplier(ScaledMultiplier):
         mins: Sequence[Reg] = ()
         if self._ends(part) and self.min_sums is not None:
             mins = kind.min_integers(b, self.words)
+        if self.pending is not None:
+            self._promote(self.pending)
         b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
         for index, chunk in enumerate(part.chunks):
@@ -92,15 +98,22 @@ class IntegerMultiplier(ScaledMultiplier):
 
     def _wait(self, part: Part) -> None:
         b = self.b
-        if not self._ends(part):
+        if self._ends(part):
+            self.scales, self.less = self.kind.integer_units(b, self.words)
+            for each in self.less:
+                b.op("mul.f32", each, each, float(packed.SUMMED))
+            self.pending = part
+        if part is self.parts[-1]:
+            self._promote(part)
+        else:
             b.op("wgmma.wait_group.sync.aligned", 1)
-            return
-        scales, less = self.kind.integer_units(b, self.words)
-        for each in less:
-            b.op("mul.f32", each, each, float(packed.SUMMED))
+
+    def _promote(self, part: Part) -> None:
+        """The sums of a tile and block of rows, times its factors, to the totals."""
+        b, count, scales, less = self.b, self.at.tokens // 2, self.scales, self.less
+        self.pending = None
         b.op("wgmma.wait_group.sync.aligned", 0)
         b.note("the sums of the tile, times its factors, to the totals", after=RUN)
-        count = self.at.tokens // 2
         for i, total in enumerate(self.sums[part.block]):
             value, half = self.shorts[i], i % 4 // 2
             for digit in range(1, self.spec.digits):

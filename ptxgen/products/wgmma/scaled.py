@@ -49,4 +49,5 @@ class ScaledMultiplier(Multiplier):
         from_ = b.op("and.b32", scratch(b, "scale_lane", "u32"), self.lane, 3)
         b.op("mul.lo.u32", from_, from_, 2)
         b.op("mad.lo.u32", from_, self.token_tile, self.at.tokens, from_)
-        return b.op("mad.wide.u32", scratch(b, "scales_from", "u64"), from_, SCALE_BYTES, b.ld_param("x_scales"))
+        place: Reg = b.op("mad.wide.u32", scratch(b, "scales_from", "u64"), from_, SCALE_BYTES, b.ld_param("x_scales"))
+        return place

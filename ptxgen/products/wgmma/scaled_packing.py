@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.quantised_rows import magnitude, over_scale
 from ptxgen.idioms.reduce import over_cta, over_lanes, over_warp
-from ptxgen.dtypes import f16
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, Packing
 
@@ -18,7 +18,7 @@ class ScaledPacking(Packing):
     """The same fragments. The 128 columns of a warp in a load are a block, and a group where blocks are."""
 
     def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
-        b, spec = self.b, self.spec
+        b = self.b
         piece = b.op("bfe.u32", "piece", own, 4, 3)
         turned = b.op("and.b32", "turned", token, packed.GROUP - 1)
         b.op("xor.b32", piece, piece, turned)
@@ -179,7 +179,7 @@ class RowPacking(ScaledPacking):
     def _add_up(self, own: Sequence[Reg]) -> Reg:
         """The sum of the 32 columns that eight lanes have, over 32."""
         b = self.b
-        total = b.op("add.f32", scratch(b, "column_sum", "f32"), own[0], own[1])
+        total: Reg = b.op("add.f32", scratch(b, "column_sum", "f32"), own[0], own[1])
         for value in own[2:]:
             b.op("add.f32", total, total, value)
         over_lanes(b, "add.f32", total, self.LANES)

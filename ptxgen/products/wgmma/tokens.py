@@ -7,7 +7,7 @@ own. A row is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 
 
 e4m3 has scales beside it, f32 `[tile of tokens, groups, token]`: one group a row, or one a block of 128 columns.
 
-f16 `by_row` has the unit of each row as such a scale, a power of two in which the row's largest is 2^14 to 2^15, and its
+f16 `by_row` has the unit of each row as such a scale, a power of two in which its largest is 2^14 to 2^15, and its
 sums, f16 `[tile of tokens, 256 columns, digit, token, place]`, two digits: the sum of 32 columns over 32, those of
 columns 32 s … 32 s + 31 at place 2 (s mod 4) + s div 4. They are B of one product, without a swizzle.
 """
@@ -118,7 +118,7 @@ def pack_scaled(x: np.ndarray, tokens: int, dtype: DType, group: int) -> tuple[n
 
 
 def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """f32 `[rows, cols]` as the packed array of f16, the rows' units, and their sums, by the kernel's own operations."""
+    """f32 `[rows, cols]` as the packed array of f16, the rows' units and their sums, by the kernel's operations."""
     import numpy as np
 
     one = np.float32
