@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ptxgen.builder import Builder
@@ -95,7 +95,7 @@ def _checked(entry: str) -> str:
 def _with_line_info(ptx: Ptx) -> Ptx:
     from ptxgen.views.lineinfo import with_line_info
 
-    return with_line_info(ptx)
+    return replace(ptx, **with_line_info(ptx)._asdict())
 
 
 def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:

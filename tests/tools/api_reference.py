@@ -179,7 +179,12 @@ def _methods_shown(cls: type) -> bool:
 
 
 def _members(cls: type) -> Iterator[tuple[str, str, str | None]]:
-    for name in sorted(vars(cls)):
+    """Its own, and those of bases in the same library that have no entry of their own."""
+    modules = [importlib.import_module(name) for name in MODULES]
+    shown = {id(getattr(module, name, None)) for module in modules for name in dir(module)}
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("ptxgen.")]
+    bases = [base for base in ours if base is cls or id(base) not in shown]
+    for name in sorted({name for base in bases for name in vars(base)}):
         value = inspect.getattr_static(cls, name)
         if name.startswith("_") or name in getattr(cls, "__dataclass_fields__", {}):
             continue

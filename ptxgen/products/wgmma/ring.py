@@ -15,10 +15,10 @@ from ptxgen.builder.values import SINK, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
+from ptxgen.products.wgmma.tasks import Tasks
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
-    from ptxgen.products.wgmma.tasks import Tasks
 
 MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
