@@ -245,7 +245,7 @@ class _Step(Products):
         """Whether q and k of several rows come from one product, as heads of one row."""
         kinds = self._kinds(*QKV)
         dim = self.model.dim
-        tiled = self.digits(kinds, dim) or self.integers(kinds, dim) or self.packs(kinds, dim)
+        tiled = self.step == "batch" or self.digits(kinds, dim) or self.integers(kinds, dim) or self.packs(kinds, dim)
         one = tiled and attention.rope is not None and not self.model.block.qk_norm
         return one and self._stacks()[0] != QKV[:1]
 

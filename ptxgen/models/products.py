@@ -102,6 +102,8 @@ class Products(Draft):
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
+        if kernel == "gemm" and k > LONG and not self.is_packed(x):
+            fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = _fewest(rows, tuple(sorted(wanted.items())))

@@ -33,6 +33,8 @@ SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
 WIDE_TILE = 256
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
+# tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
+FEWER_TOKENS, LONG_ENOUGH = 16, 2048
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
@@ -70,7 +72,11 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
     alone = few and spec.share <= 1
-    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k), wide=wide) if alone else 1)
+    row_tiles = -(-rows // tile_rows)
+    split = spec.split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
+    gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
+    if alone and gate and not spec.split and row_tiles <= 2 * PROCESSORS and spec.k >= LONG_ENOUGH:
+        split = max(split, 2)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
     if spec.by_row and _held(spec, tokens, blocks) > MOST_HELD:
