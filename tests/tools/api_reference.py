@@ -51,7 +51,7 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.testing.raw_kernel": ("RawKernel", "RawModule"),
     "ptxgen.testing.triton": ("Driver", "install", "install_from_environment", "uninstall"),
     "ptxgen.testing.triton_compile": ("TritonKernel", "compile_kernel"),
-    "ptxgen.transformers": ("install",),
+    "ptxgen.transformers": ("growing_cache", "install"),
     "ptxgen.vllm": ("register",),
 }  # fmt: skip
 # Modules that need what may not be installed: they are read, not imported, and have the functions that they define.
