@@ -112,7 +112,7 @@ class PackedGemm(PackedProduct):
         ),
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
-        dict(n=44, k=1024, weights="q6_k", tokens=16, x_dtype="f16", by_row=True, split=2),
+        dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
         dict(
             n=48,
             k=512,

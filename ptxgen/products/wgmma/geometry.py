@@ -40,6 +40,13 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
+# of 32 tokens as integers: precision, matrices, whether there are mins, rows from and to, columns from: rows of a CTA,
+# CTAs that share k
+INTEGER_TILES = (
+    ("exact", 1, True, 4096, 6144, 4096, 128, 4),
+    ("exact", 1, False, 4096, 4096, 8192, 64, 8),
+    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
+)
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -66,14 +73,17 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     rows = parts * spec.kind.records(spec.n) * TILE_ROWS
     wide = spec.kind.tile_k == WIDE_TILE
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
-    tile_rows = spec.tile_rows or (TALL if tall else 64 * parts if few else 128 * parts)
+    usual = TALL if tall else 64 * parts if few else 128 * parts
+    tile_rows, split = spec.tile_rows or usual, spec.split
+    if spec.by_row and not (spec.tile_rows or spec.split):
+        tile_rows, split = _of_integers(spec, tokens, rows) or (tile_rows, split)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     if spec.by_row and tile_rows == 128 and tokens <= 32:
         groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
     alone = few and spec.share <= 1
     row_tiles = -(-rows // tile_rows)
-    split = spec.split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
+    split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
     if alone and gate and not spec.split and row_tiles <= 2 * PROCESSORS and spec.k >= LONG_ENOUGH:
         split = max(split, 2)
@@ -88,6 +98,15 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
     beside = groups == 1 and fits and many
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
+
+
+def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
+    """Rows of a CTA and CTAs that share k, of a matrix of so many rows, where they were measured to be the fastest."""
+    for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
+        same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
+        if tokens == FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+            return found[0], found[1]
+    return None
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
