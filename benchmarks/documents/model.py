@@ -250,8 +250,8 @@ FEW_TOKENS = """What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate
   as tiles to multiply (2048×5632, 8 tokens) two take 5.2 where one takes 8.7.
 - Clusters of 3, 5 and 7 CTAs wait for room: 45 where clusters of two take 21.
 - Integers on wgmma (`by_row`), 8, 16 and 32 tokens, exact: 22.6, 28.0, 33.4; as bytes, 18.7, 33.6, 64.5. So what does
-  not depend on tokens takes 17 of them, 180 cycles for 16 rows by 256 columns: 105 are instructions that four warps
-  issue. Converting the next block of rows while a block's last products run changed nothing (33.7), CTAs of 256 rows
+  not depend on tokens takes 17 of them, 180 cycles for 16 rows by 256 columns, of which instructions are 105 by
+  their number. Converting the next block of rows while a block's last products run changed nothing (33.7), CTAs of 256 rows
   40.4 (one round of their tiles leaves 20 multiprocessors idle), CTAs that share tokens 36.8.
 - In units of rows, rounded once (`fast`): 27.5 for 32 tokens; in bf16 36.1, of which weights' conversion is the most.
 
