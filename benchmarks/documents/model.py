@@ -251,8 +251,8 @@ FEW_TOKENS = """What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate
 - Clusters of 3, 5 and 7 CTAs wait for room: 45 where clusters of two take 21.
 - Integers on wgmma (`by_row`), 8, 16 and 32 tokens, exact: 22.6, 28.0, 33.4; as bytes, 18.7, 33.6, 64.5. So what does
   not depend on tokens takes 17 of them, 180 cycles for 16 rows by 256 columns, of which instructions are 105 by
-  their number. Converting the next block of rows while a block's last products run changed nothing (33.7), CTAs of 256 rows
-  40.4 (one round of their tiles leaves 20 multiprocessors idle), CTAs that share tokens 36.8.
+  their number. Converting the next block of rows while a block's last products run changed nothing (33.7); CTAs of 256
+  rows took 40.4 (one round of their tiles leaves 20 multiprocessors idle), CTAs that share tokens 36.8.
 - In units of rows, rounded once (`fast`): 27.5 for 32 tokens; in bf16 36.1, of which weights' conversion is the most.
 
 In batches of llama-3-8b at depth 4096 attention launched programmatically took 152 µs of the step where it takes 124
@@ -289,8 +289,9 @@ def _products_since() -> Iterable[str]:
                 [*map(str, row["case"].values()), f"{row['us']:.2f}", f"{row['pack_us']:.2f}", f"{row['error']:.1e}"]
                 for row in mine
             ]
+            heads = ["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"]
             yield f"Q4_K and Q6_K by several tokens since, {what}. Commit {commits}.\n"
-            yield table(["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"], lines) + "\n"
+            yield table(heads, lines) + "\n"
     if rows:
         yield FEW_TOKENS
 

@@ -65,7 +65,7 @@ class PackedGemm(PackedProduct):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
-    golden_lines = 1000  # the two numbers of every weight of a tile of 256 columns
+    golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
     unreported = {
         r"/n(34|40|52|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
