@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.tuning import Row, Table, using
@@ -142,4 +143,4 @@ def save(report: dict[str, Any], device: Device, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)
