@@ -96,17 +96,18 @@ def attend_now(
 def pitch_of(key: Tensor, value: Tensor) -> int:
     """Rows from head to head of both, `[batch, kv_heads, keys, dim]`: as many as there are, more where they are the
     beginning of larger tensors, 0 where they lie otherwise."""
-    if key.is_contiguous() and value.is_contiguous():
-        return int(key.shape[2])
     batch, heads, rows, dim = key.shape
-    pitch = key.stride(1 if heads > 1 else 0) // dim
-    strides = (heads * pitch * dim, pitch * dim, dim, 1)
+    if key.is_contiguous() and value.is_contiguous():
+        return int(rows)
+    strides = key.stride()
+    pitch = strides[1 if heads > 1 else 0] // dim
+    if strides != value.stride() or strides[2:] != (dim, 1) or pitch < rows:
+        return 0
+    if (heads > 1 and strides[1] != pitch * dim) or (batch > 1 and strides[0] != heads * pitch * dim):
+        return 0
     count = batch * heads * pitch * dim
-    for x in (key, value):
-        alike = all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), strides, strict=True))
-        if pitch < rows or not alike or x.storage_offset() + count > x.untyped_storage().nbytes() // x.itemsize:
-            return 0
-    return int(pitch)
+    held = (x.untyped_storage().nbytes() // x.itemsize - x.storage_offset() for x in (key, value))
+    return int(pitch) if count <= min(held) else 0
 
 
 def whole(x: Tensor, pitch: int) -> Tensor:
@@ -141,10 +142,11 @@ def _decode(
         tensors += [bounds] if width == 1 else [columns[:, i].contiguous() for i in range(2)]
     scalars: tuple[int, ...] = () if width == 1 else (pitch,)
     batch, heads, _, dim = query.shape
-    device, ends = query.device, not width and pitch != rows
-    if ends:
-        tensors += [constant(device, batch, 0), same_ends(device, batch, rows)]
-    alike = (query.shape, key.shape[1], max_len, query.dtype, width, ends, sinks is None, scale, soft_cap, window)
+    device = query.device
+    if not width:  # also those that stay: a call of another pitch is alike, and shares the launch
+        tensors += [constant(device, batch, 0)]
+        tensors += [constant(device, batch, ALL) if pitch == rows else same_ends(device, batch, rows)]
+    alike = (query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window)
     site = site_of(device, "decode", *alike)
     if again(site, tensors, scalars):
         return
@@ -163,8 +165,6 @@ def _decode(
         sinks=sinks is not None,
         strided=width != 1,
     )
-    if bounds is None and not ends:
-        tensors += [constant(device, batch, 0), constant(device, batch, ALL)]
     tensors[1:3] = whole(key, pitch), whole(value, pitch)
     names = ["q", "k_cache", "v_cache", "out", *(["sinks"] if sinks is not None else [])]
     names += ["seq_lens"] if width == 1 else ["starts", "seq_lens"]

@@ -94,6 +94,33 @@ def test_a_cache_that_grows_reads_no_copy(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(taken) == {layer.keys.data_ptr() for layer in cache.layers}
 
 
+@pytest.mark.parametrize("cache", ["its own", "in place", "static"])
+def test_a_call_that_is_like_another_names_all_that_it_takes(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of two kinds may be one launch: what one of them left out would be the other's."""
+    named: list[list[int]] = []
+    steps: list[Any] = []
+    launch = operators._launch
+
+    def again(site: Any, tensors: Any, scalars: Any) -> bool:
+        named.append([tensor.data_ptr() for tensor in tensors])
+        return False
+
+    def launching(spec: Any, tensors: Any, *more: Any) -> Any:
+        if type(spec).__name__ == "IncrementalAttention":
+            assert named.pop() == [tensor.data_ptr() for tensor in tensors.values()]
+            steps.append(spec)
+        return launch(spec, tensors, *more)
+
+    monkeypatch.setattr(operators, "again", again)
+    monkeypatch.setattr(operators, "_launch", launching)
+    model = build("llama")
+    given: dict[str, Any] = {"static": dict(cache_implementation="static"), "its own": {}}.get(
+        cache, dict(past_key_values=growing_cache(model.config))
+    )
+    continued(model, "ptxgen", *prompts("cpu", "none"), **given)
+    assert len(steps) == 2 * 23
+
+
 def test_a_cache_that_grows_is_changed_as_a_dynamic_one() -> None:
     """Cropped, reordered, repeated, and appended to again."""
     torch.manual_seed(0)
