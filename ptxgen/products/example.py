@@ -15,13 +15,27 @@ if TYPE_CHECKING:
 
 
 class Multiplied(Protocol):
-    """What a product's spec says: `n` outputs of `k` columns; `gated`: twice, the first times the activation's."""
+    """What a product's spec says."""
 
-    n: int
-    k: int
-    bias: bool
-    activation: str
-    gated: bool
+    @property
+    def n(self) -> int:
+        """Outputs."""
+
+    @property
+    def k(self) -> int:
+        """Columns."""
+
+    @property
+    def bias(self) -> bool:
+        """Whether `bias` is added."""
+
+    @property
+    def activation(self) -> str:
+        """Its name, "" for none."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are two matrices, the first of which is the gate's."""
 
     @property
     def kind(self) -> WeightFormat:
