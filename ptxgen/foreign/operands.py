@@ -26,6 +26,7 @@ from ptxgen.nodes.scoped import Scoped
 
 _ACCESSES = {"ld", "ldu", "st", "atom", "red"}
 _WITHOUT_SYNC = {"shfl", "vote"}  # before sm_70 they had no member mask
+_OF_REGISTERS = ("mov.", "shfl.", "vote.")  # written otherwise even where all operands are registers
 
 
 def rewritten(function: Function, fresh: Fresh, older: bool) -> Function:
@@ -54,6 +55,9 @@ def _body(items: Iterable[Statement], outer: Scoped[str], fresh: Fresh, older: b
 
 def _instruction(item: Instruction, types: Scoped[str], fresh: Fresh, older: bool) -> Iterator[Instruction]:
     opcode = in_order(item.opcode)
+    if all(type(operand) is Register for operand in item.operands) and not opcode.startswith(_OF_REGISTERS):
+        yield item if opcode == item.opcode else replace(item, opcode=opcode)
+        return
     operands = list(item.operands)
     for n, operand in enumerate(operands):
         if isinstance(operand, Symbol) and operand.offset and (kind := types.find(operand.name)):
