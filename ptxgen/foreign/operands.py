@@ -26,6 +26,7 @@ from ptxgen.nodes.scoped import Scoped
 
 _ACCESSES = {"ld", "ldu", "st", "atom", "red"}
 _WITHOUT_SYNC = {"shfl", "vote"}  # before sm_70 they had no member mask
+_OF_REGISTERS = ("mov.", "shfl.", "vote.")  # written otherwise even where all operands are registers
 
 
 def rewritten(function: Function, fresh: Fresh, older: bool) -> Function:
@@ -54,6 +55,9 @@ def _body(items: Iterable[Statement], outer: Scoped[str], fresh: Fresh, older: b
 
 def _instruction(item: Instruction, types: Scoped[str], fresh: Fresh, older: bool) -> Iterator[Instruction]:
     opcode = in_order(item.opcode)
+    if all(type(operand) is Register for operand in item.operands) and not opcode.startswith(_OF_REGISTERS):
+        yield item if opcode == item.opcode else replace(item, opcode=opcode)
+        return
     operands = list(item.operands)
     for n, operand in enumerate(operands):
         if isinstance(operand, Symbol) and operand.offset and (kind := types.find(operand.name)):
@@ -76,7 +80,10 @@ def _instruction(item: Instruction, types: Scoped[str], fresh: Fresh, older: boo
     slots = _slots(opcode, len(operands))
     if slots is not None:
         operands = [_fitted(operand, slot) for operand, slot in zip(operands, slots, strict=True)]
-    yield replace(item, opcode=opcode, operands=tuple(operands))
+    changed = opcode != item.opcode or len(operands) != len(item.operands)
+    if changed or any(now is not before for now, before in zip(operands, item.operands, strict=True)):
+        item = replace(item, opcode=opcode, operands=tuple(operands))
+    yield item
 
 
 def _is_short(opcode: str, operand: Address, types: Scoped[str]) -> bool:
@@ -110,5 +117,6 @@ def _fitted(operand: Operand, slot: Slot) -> Operand:
         value = operand.value
         bits = type_bits(slot.type)
         if isinstance(value, int) and bits < 64 and not -(1 << (bits - 1)) <= value < 1 << bits:
-            return Immediate(str(value & ((1 << bits) - 1)))
+            written = str(value & ((1 << bits) - 1))
+            return operand if operand.text == written else Immediate(written)
     return operand

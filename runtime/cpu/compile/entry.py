@@ -10,6 +10,7 @@ from typing import Any
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.foreign.reserved import RESERVED
+from ptxgen.resting import CollectorRests
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.flow.flow import Block, Flow
 from ptxgen.runtime.cpu.flow.written_params import written_params
@@ -95,9 +96,10 @@ def described(
     function = module.entries.get(name)
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
-    flow = Flow(module, function, check)
-    emitter = kind(module, flow, WARP_FUNCTION, check, host)
-    text = emitter.run()
+    with CollectorRests():
+        flow = Flow(module, function, check)
+        emitter = kind(module, flow, WARP_FUNCTION, check, host)
+        text = emitter.run()
     entry = Entry(
         name=name,
         params=tuple((v.name, v.type, v.offset, v.size) for v in flow.entry_params),

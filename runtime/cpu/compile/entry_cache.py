@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen import nodes
 from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, VersionWarning, unreadable
+from ptxgen.resting import CollectorRests
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
@@ -83,6 +84,7 @@ class CompiledCache:
         self._known: _Index | None = None
         self._refused: dict[str, str] = {}  # entries of foreign text, and why
         self._emitted: nodes.Module | None = None
+        self._canonical: nodes.Module | None = None  # until it is emitted
         self._foreign = False
 
     @staticmethod
@@ -106,10 +108,19 @@ class CompiledCache:
         if self._emitted is None:
             self._emitted = self.module
             if self._foreign:
-                from ptxgen.foreign import canonical, lowered
+                from ptxgen.foreign import lowered
 
-                self._emitted = lowered(canonical(self.module))
+                self._emitted, self._canonical = lowered(self.canonical), None
         return self._emitted
+
+    @property
+    def canonical(self) -> nodes.Module:
+        """Foreign text in the table's notation."""
+        if self._canonical is None:
+            from ptxgen.foreign import canonical
+
+            self._canonical = canonical(self.module)
+        return self._canonical
 
     def _key(self, *what: object) -> bytes:
         return key_of([layout.FORMAT, support_objects.sources_digest(), self._digest, self.host, *what])
@@ -118,7 +129,7 @@ class CompiledCache:
     def _index(self) -> _Index:
         """What the module holds. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
         if self._known is None:
-            with self._readable():
+            with self._readable(), CollectorRests():
                 self._known = self._looked_up()
             if self._known.newer:
                 warnings.warn(self._known.newer, VersionWarning, stacklevel=2)
@@ -149,7 +160,7 @@ class CompiledCache:
         if verify:
             from ptxgen.runtime.cpu.compile import foreign_text
 
-            newer, self._refused = foreign_text.noted(self.module), foreign_text.verify(self.module)
+            newer, self._refused = foreign_text.noted(self.module), foreign_text.verify(self.canonical)
         index = _Index(tuple(self.module.entries), describe(self.emitted), newer)
         rows = [{f.name: getattr(v, f.name) for f in fields(v)} | {"image": v.image.hex()} for v in index.variables]
         if not self._refused:  # the next version may know what this one does not

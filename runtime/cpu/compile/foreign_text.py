@@ -12,7 +12,7 @@ from itertools import islice
 
 from ptxgen import checks, nodes
 from ptxgen.errors import IsaError
-from ptxgen.foreign import canonical, notes
+from ptxgen.foreign import notes
 from ptxgen.isa import lookup
 from ptxgen.parser.limits import MOST_FINDINGS
 
@@ -31,11 +31,11 @@ def noted(module: nodes.Module) -> str:
 
 
 def verify(module: nodes.Module) -> dict[str, str]:
-    """Why an entry cannot run, for those that hold, or reach, a form that the instruction table lacks.
+    """Why an entry of a module in the table's notation (`foreign.canonical`) cannot run, for those that hold, or reach,
+    a form that the table lacks.
 
     Raises `IsaError` with every finding where anything else is wrong with the text.
     """
-    module = canonical(module)
     line = module.line_of(".address_size")  # 0 where it is left out, which assemblers take for 64
     if line and module.address_size != 64:
         raise IsaError(module.finding(line, f".address_size: must be 64 (got {module.address_size})"))

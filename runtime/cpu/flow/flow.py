@@ -34,7 +34,8 @@ from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
 from ptxgen.runtime.cpu.flow.unused_loads import droppable_loads, split_loads, unused_loads
 
-LONGEST_BLOCK = 512  # instructions: LLVM's time for a block grows with the square of what it holds
+# instructions: LLVM's time for a block grows with the square of what it holds, which in check mode is more
+LONGEST_BLOCK, _LONGEST_UNCHECKED = 512, 2048
 
 
 class Flow(FlowParts):
@@ -71,7 +72,7 @@ class Flow(FlowParts):
                 where = f"an entry of more than {MOST_BLOCKS:,} blocks, what it calls included,"
                 raise IsaError(self.where(item.line, where))
             apart = item.family is not None and (item.family.converges or item.family.retries) and block.ops
-            block.cut = not apart and len(block.ops) >= LONGEST_BLOCK
+            block.cut = not apart and len(block.ops) >= (LONGEST_BLOCK if self.check else _LONGEST_UNCHECKED)
             if apart or block.cut:
                 block = self._begin(called, self.fresh_key())
             block.ops.append(item)
@@ -230,7 +231,7 @@ class Flow(FlowParts):
         if simplify(self):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)
-        self.unused_loads = unused_loads(self.blocks)
+        self.unused_loads = unused_loads(self.blocks) if self.check else frozenset()
         self.droppable_loads = droppable_loads(self.blocks) if self.check else frozenset()
         if self.droppable_loads:
             self.loose = liveness(self.blocks, len(self.registers), self.first, self.droppable_loads)
