@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import bf16, f16, f32, s32, u8, u32
+from ptxgen.dtypes import bf16, f16, f32, u8, u32
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
-from ptxgen.launch import Launch, Param, buffer, scalar, workspace
+from ptxgen.launch import Launch, Param, buffer, workspace
+from ptxgen.products.example import drawn_weight, multiplied
+from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
@@ -25,7 +27,6 @@ from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
 from ptxgen.weights.e4m3 import E4m3
-from ptxgen.weights.order import interleave, separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -251,7 +252,7 @@ class PackedGemm(PackedProduct):
             ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
             out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
-        out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
+        out.append(n_rows_param(self.indirect))
         return tuple(out)
 
     def launch(self, target: Target) -> Launch:
@@ -304,13 +305,7 @@ class PackedGemm(PackedProduct):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        kind, matrices = self.kind, []
-        for _ in range(self.parts):
-            values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
-            matrices.append(kind.pack(kind.quantise(values), self.n, self.k))
-        records = kind.records(self.n)
-        whole = interleave(matrices[0], matrices[1], records) if self.gated else matrices[0]
-        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
+        weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
         x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         if self.scaled:
             tiles, scales = packed.pack_scaled(x, self.tokens, self.x_dtype, self.x_group)
@@ -321,24 +316,16 @@ class PackedGemm(PackedProduct):
         else:
             given = {"x": packed.pack(x, self.tokens, self.x_dtype, self.digits)}
         return given | {
-            "weight": whole.reshape(self.parts * records, -1),
-            "n_rows": np.array([count], np.int32) if self.indirect else count,
+            "weight": weight,
+            "n_rows": n_rows_given(sizes, self.indirect),
         }
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        kind, records = self.kind, self.kind.records(self.n)
-        count = max(0, int(np.ravel(a["n_rows"])[0]))
-        whole = a["weight"].reshape(-1)
-        matrices = separate(whole, records) if self.gated else (whole,)
+        count = rows_of(a)
         x = packed.unpack(a["x"], count, self.k, a["x_scales"] if self.scaled or self.by_row else None)
-        sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in matrices]
-        y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
-        if self.activation:
-            y = activations.reference(self.activation, y)
-        if self.gated:
-            y = y * sums[1]
+        y = multiplied(self, x, a)
         out = a["out"].copy()
         if self.packed_out:
             tiles = -(-count // self.tokens)
