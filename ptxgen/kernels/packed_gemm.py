@@ -12,13 +12,14 @@ from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar, workspace
 from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.elected import ElectedCopier, in_a_row
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
-from ptxgen.products.wgmma.ring import Copier, Ring
+from ptxgen.products.wgmma.ring import LaneCopier, Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
@@ -244,7 +245,8 @@ class PackedGemm(PackedProduct):
         tasks.build()
         counts_first = self.programmatic and not at.rows_first and not self.indirect
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
-        Copier(b, self, at, ring, early, tasks.has_tile if counts_first else None).build(tasks)
+        copier = ElectedCopier if in_a_row(self, at) else LaneCopier
+        copier(b, self, at, ring, early, tasks.has_tile if counts_first else None).build(tasks)
         kind = Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier

@@ -38,6 +38,7 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
+PIECES, SHORTS = (1, 2, 3, 4), (2, 1)
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -123,7 +124,7 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
     """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
     ones, and two sets where they can take turns, as far as there are registers."""
     places = shape.tiles * shape.blocks  # of fragments in a stage
-    for pieces, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
+    for pieces, shorts, sets in product(PIECES, SHORTS, (2, 1)):
         piece = tokens // pieces
         turns = shorts <= places * pieces and sets <= places
         if piece > LARGEST_PIECE or piece % 8 or tokens % pieces or not turns:

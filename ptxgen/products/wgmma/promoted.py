@@ -14,12 +14,16 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.multiply import PER_CHUNK, Part
+from ptxgen.products.wgmma.geometry import WARPS, Geometry
+from ptxgen.products.wgmma.multiply import PER_CHUNK, Part, Turns
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+
+
+TURNS = True
+FIRST_TURN = 4  # named barriers from here on; those before are of results
 
 
 class Unit(NamedTuple):
@@ -29,6 +33,14 @@ class Unit(NamedTuple):
     tile: int
     block: int
     first: int
+
+
+class Turn(NamedTuple):
+    """A unit's fragments where warpgroups take turns at issuing products: before them, they, and behind them."""
+
+    before: Fragment
+    products: Fragment
+    behind: Fragment
 
 
 class PromotedMultiplier(ScaledMultiplier):
@@ -46,18 +58,19 @@ class PromotedMultiplier(ScaledMultiplier):
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
         found = ((tile, block, first) for tile, block in places for first in pieces)
+        self.takes_turns = at.shape.groups > 1 and TURNS
         self.units = [Unit(number, *each) for number, each in enumerate(found)]
 
     def _sets(self) -> list[RegArray]:
         names = ("even", "odd")[: self.at.fragment_sets]
         return [self.b.array(name, "b32", PER_CHUNK * self.spec.chunks) for name in names]
 
-    def _stage(self) -> Iterator[Fragment]:
+    def _stage(self) -> Iterator[Fragment | Turn]:
         b = self.b
         pending: Unit | None = None
         for unit in self.units:
             what = f"tile {unit.tile}, block {unit.block}, tokens {unit.first} on"
-            with b.fragment(f"part{unit.number}", what) as fragment:
+            with b.fragment(f"part{unit.number}", what) as part:
                 if unit.first == 0:
                     if pending is not None and len(self.sets) == 1:
                         b.op("wgmma.wait_group.sync.aligned", 0, note="they read the fragments of A")
@@ -65,13 +78,25 @@ class PromotedMultiplier(ScaledMultiplier):
                 if pending is not None and len(self.shorts) == 1:
                     self._promote(pending, 0)
                     pending = None
-                self._multiply(unit)
-                if pending is not None:
-                    self._promote(pending, 1)
-                pending = unit
-                if unit is self.units[-1]:
-                    self._promote(unit, 0)
-            yield fragment
+                if not self.takes_turns:
+                    self._multiply(unit)
+                    self._promote_behind(pending, unit)
+            if not self.takes_turns:
+                yield part
+            else:
+                with b.fragment(f"products{unit.number}") as products:
+                    self._multiply(unit)
+                with b.fragment(f"promote{unit.number}") as promote:
+                    self._promote_behind(pending, unit)
+                yield Turn(part, products, promote)
+            pending = unit
+
+    def _promote_behind(self, pending: Unit | None, unit: Unit) -> None:
+        """The sums of the unit before while this one's products run; of the stage's last, its own, too."""
+        if pending is not None:
+            self._promote(pending, 1)
+        if unit is self.units[-1]:
+            self._promote(unit, 0)
 
     def _part_of(self, unit: Unit) -> Part:
         return Part(unit.tile, unit.block, range(self.spec.chunks))
@@ -130,6 +155,13 @@ class PromotedMultiplier(ScaledMultiplier):
 
     def _begin(self, base: Reg) -> None:
         b, at = self.b, self.at
+        if self.takes_turns:
+            mine = b.op("shr.u32", "my_turn", self.warp, WARPS.bit_length() - 1)
+            b.op("add.u32", mine, mine, FIRST_TURN)
+            after = b.op("add.u32", "next_turn", mine, 1)
+            last = b.op("setp.eq.u32", "is_last_group", mine, FIRST_TURN + at.shape.groups - 1)
+            b.op("selp.b32", after, FIRST_TURN, after, last)
+            self.turns = Turns(mine, after, 2 * 32 * WARPS, last)
         if self.spec.by_block:
             own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
             b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)

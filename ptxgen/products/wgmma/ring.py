@@ -113,32 +113,76 @@ class Copier:
         """All fragments."""
         b, at, ring = self.b, self.at, self.ring
         self.tasks = tasks
-        size, self.source, target = b.reg("copy_bytes", "u32"), b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
+        self._declare()
+        self.source, target = b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
         self.total = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes  # of a stage
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
-            of = self._of_lane(size)
+            self._begin()
         self.is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
         if self.early:
             with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
-                self._bring_weights(of)
+                self._bring_early()
         else:
             b.without("early_weights")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
-            self._find_sources(of)
+            self._find_sources()
             left = b.op("mov.u32", "copied_steps", tasks.steps)
             more = b.op("setp.ne.u32", "copies_more", left, 0)
             if self.is_first is not None:
-                self._bring_tokens(of, self.is_first)
+                self._bring_tokens(self.is_first)
                 b.op("sub.u32", left, left, self.early, pred=self.is_first)
                 b.op("setp.ne.u32", self.is_first, 0, 0)
                 b.op("setp.ne.u32", more, left, 0)
         with b.fragment("poll_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
         with b.fragment("copy", "bring a stage"):
-            self._bring_stage(of, target)
+            self._bring_stage(target)
             b.op("sub.u32", left, left, 1)
             b.op("setp.ne.u32", more, left, 0)
+
+    def _declare(self) -> None:
+        """Registers that come first."""
+
+    def _begin(self) -> None:
+        """What is the same for all tiles."""
+        raise NotImplementedError
+
+    def _bring_early(self) -> None:
+        """Weights of the first stages, and nothing where a tile has fewer stages."""
+        raise NotImplementedError
+
+    def _find_sources(self) -> None:
+        """Where the first stage's bytes begin."""
+        raise NotImplementedError
+
+    def _bring_tokens(self, is_first: Reg) -> None:
+        """The tokens, and scales, of the stages whose weights are on their way."""
+        raise NotImplementedError
+
+    def _bring_stage(self, target: Reg) -> None:
+        """Copies to the ring's stage, and on to the next."""
+        raise NotImplementedError
+
+    def _every(self) -> Reg:
+        """The mask of the CTAs that share the tokens."""
+        b, tasks, share = self.b, self.tasks, self.at.shape.share
+        every = b.op("mov.u16", "every_cta", (1 << share) - 1)
+        if tasks.split_rank is not None:
+            shift = b.op("mul.lo.u32", "first_of_cluster", tasks.split_rank, share)
+            b.op("shl.b16", every, every, shift)
+        return every
+
+
+class LaneCopier(Copier):
+    """The copying warp where each lane brings a record, one the tokens and one their scales; records past the last are
+    the last."""
+
+    def _declare(self) -> None:
+        self.size = self.b.reg("copy_bytes", "u32")
+
+    def _begin(self) -> None:
+        self.of = self._of_lane(self.size)
 
     def _of_lane(self, size: Reg) -> Source:
         """What this lane copies, how much of it, and to where in a stage."""
@@ -171,14 +215,9 @@ class Copier:
         b.op("add.u32", place, place, own_part)
         for_all = b.op("and.pred", "copies_for_all", copies, for_tokens)
         b.op("setp.lt.u32", copies, tasks.lane, at.records + self.spec.by_block)
-        every = b.op("mov.u16", "every_cta", (1 << share) - 1)
-        if tasks.split_rank is not None:
-            shift = b.op("mul.lo.u32", "first_of_cluster", tasks.split_rank, share)
-            b.op("shl.b16", every, every, shift)
-        return for_all, every
+        return for_all, self._every()
 
-    def _bring_weights(self, of: Source) -> None:
-        """The weights of the first stages, and nothing where a tile has fewer stages."""
+    def _bring_early(self) -> None:
         b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
         self._find_record()
         if self.tasks.first_step is not None:
@@ -194,15 +233,15 @@ class Copier:
         has_record = b.op("setp.lt.u32", "has_record", self.tasks.lane, at.records)
         if goes is not None:
             b.op("and.pred", has_record, has_record, goes)
-        self._bring_early(of, at.tile_bytes, has_record)
+        self._bring_each(at.tile_bytes, has_record)
         ring.skip(early, goes if self.spec.stream else None)
         if goes is not None and self.spec.stream:
             self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
         else:
             self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
 
-    def _find_sources(self, of: Source) -> None:
-        """Where the first stage's bytes of this lane begin."""
+    def _find_sources(self) -> None:
+        of = self.of
         b, spec, at, tasks, source = self.b, self.spec, self.at, self.tasks, self.source
         share = at.shape.share
         self._find_record()
@@ -218,28 +257,27 @@ class Copier:
         if tasks.first_step is not None:
             b.op("mad.wide.u32", source, tasks.first_step, of.step, source)
 
-    def _bring_tokens(self, of: Source, is_first: Reg) -> None:
-        """The tokens, and scales, of the stages whose weights are on their way."""
-        b, at = self.b, self.at
+    def _bring_tokens(self, is_first: Reg) -> None:
+        b, at, of = self.b, self.at, self.of
         b.note("the tokens of the stages whose weights are on their way")
         brings = b.op("and.pred", "brings_tokens", is_first, of.for_tokens)
-        self._bring_early(of, at.token_bytes, brings, of.every)
+        self._bring_each(at.token_bytes, brings, of.every)
         if of.for_scales is not None:
             brings = b.op("and.pred", "brings_scales", is_first, of.for_scales)
-            self._bring_early(of, at.scale_bytes, brings)
+            self._bring_each(at.scale_bytes, brings)
         done = b.op("mul.wide.u32", "early_bytes", of.step, self.early)
         b.op("add.u64", self.source, self.source, done, pred=is_first)
 
-    def _bring_early(self, of: Source, bytes: int, pred: Reg, every: Reg | None = None) -> None:
+    def _bring_each(self, bytes: int, pred: Reg, every: Reg | None = None) -> None:
         """A copy to each of the first stages, of sources so many bytes apart; to `every` CTA where that is said."""
+        of = self.of
         opcode, to = (COPY, ()) if every is None else (MULTICAST, (every,))
         for stage in range(self.early):
             place, bell = of.place[stage * self.at.stage_bytes], self.ring.full_bells[BELL * stage]
             self.b.op(opcode, place, self.source[stage * bytes], of.size, bell, *to, pred=pred)
 
-    def _bring_stage(self, of: Source, target: Reg) -> None:
-        """Copies to the ring's stage, and on to the next."""
-        b, ring, source = self.b, self.ring, self.source
+    def _bring_stage(self, target: Reg) -> None:
+        b, ring, source, of = self.b, self.ring, self.source, self.of
         b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=self.leads)
         b.op("add.u32", target, of.place, ring.offset)
