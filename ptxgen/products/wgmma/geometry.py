@@ -107,13 +107,18 @@ def _halves(spec: PackedProduct, shape: Shape) -> bool:
     return shape.split == 1 and spec.out_dtype != f32 and spec.n % HALVES == 0
 
 
+def buffers(tokens: int, together: int) -> int:
+    """Of a warpgroup's results, in turn, where so many of its tokens are in shared memory together."""
+    return min(RESULT_BUFFERS, tokens // together)
+
+
 def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
     if _halves(spec, shape):
         together = next((some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0), tokens)
-        return together, RESULT_BUFFERS * 2 * together * records * TILE_ROWS // spec.parts
+        return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts

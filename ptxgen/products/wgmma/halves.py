@@ -17,7 +17,7 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry
+from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry, buffers
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
@@ -72,7 +72,7 @@ class HalfResults:
         area = b.op("add.u32", "results_place", b.op("mov.u32", "ring_of_results", self.ring.memory),
                     at.stages * at.stage_bytes)  # fmt: skip
         own_group = b.op("shr.u32", "own_group", warp, 2)
-        b.op("mad.lo.u32", area, own_group, RESULT_BUFFERS * self.buffer_bytes, area)
+        b.op("mad.lo.u32", area, own_group, buffers(at.tokens, at.result_tokens) * self.buffer_bytes, area)
         self.meeting = b.op("add.u32", "meeting", own_group, 1)
         b.note("lanes 0 to 7 name the places of tokens 0 to 7 in the first piece, the next eight in the second")
         token = b.op("and.b32", "left_token", lane, 7)

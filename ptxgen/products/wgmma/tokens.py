@@ -27,7 +27,7 @@ GROUP = 8  # tokens whose rows are swizzled together
 DIGITS = {"fast": 1, "exact": 3}  # numbers that add up to a value of x
 SCALE_BYTES = 4
 SCALE_GROUPS = (0, 128)  # columns that share a scale in e4m3; 0: all
-TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)  # of a tile
+TOKENS = (8, 16, 32, 64, 96, 112, 128, 192, 256)  # of a tile
 
 
 def columns(dtype: DType) -> int:
