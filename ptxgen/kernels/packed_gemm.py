@@ -13,6 +13,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar, workspace
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.elected import ElectedCopier, in_a_row
+from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.multiply import Multiplier
@@ -254,8 +255,9 @@ class PackedGemm(PackedProduct):
         multiplier.build(tasks)
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
+        sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
         results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
-        results(b, self, at, ring, multiplier.sums).build(tasks)
+        results(b, self, at, ring, sums).build(tasks)
         b.expose(
             geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first
         )

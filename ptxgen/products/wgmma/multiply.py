@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ptxgen.builder import Builder, Fragment
+from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert

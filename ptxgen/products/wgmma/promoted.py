@@ -21,7 +21,6 @@ from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 
-
 TURNS = True
 FIRST_TURN = 4  # named barriers from here on; those before are of results
 
