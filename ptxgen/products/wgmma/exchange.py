@@ -38,9 +38,7 @@ class Exchange:
         """Both fragments; the sums that this CTA finishes."""
         b, at, rank = self.b, self.at, tasks.split_rank
         assert rank is not None
-        with b.fragment(
-            "send_sums", "to each CTA its tokens' sums: where the rings were, which no warp reads any more"
-        ):
+        with b.fragment("send_sums", "to each CTA its tokens' sums, where its ring was"):
             place = b.op("mov.u32", "sums_place", self.ring.memory)
             b.op("mad.lo.u32", place, tasks.thread, BYTES, place)
             own = b.op("mad.lo.u32", "own_slot", rank, self.slot_bytes, place)

@@ -183,7 +183,8 @@ class Geometry:
             records = WARPS * shape.groups * shape.blocks
             out_tokens = share_of_tokens(tokens, shape.split)
             together, results = _results(spec, out_tokens, shape, records)
-            sums = 4 * tokens * records * TILE_ROWS if shape.split > 1 else 0  # that a CTA is sent, where the ring was
+            # that a CTA is sent, where the ring was
+            sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
             stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
@@ -289,7 +290,7 @@ class Geometry:
         """Where results lie in shared memory: behind the ring, or the sums of CTAs that share k in its place."""
         if self.shape.split == 1:
             return self.stages * self.stage_bytes
-        return 4 * self.tokens * self.records * TILE_ROWS
+        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
 
     @property
     def shared(self) -> int:
