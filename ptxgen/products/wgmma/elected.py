@@ -49,9 +49,12 @@ class ElectedCopier(Copier):
     def _bring_early(self) -> None:
         """Weights of the first stages, and nothing where a tile has fewer stages."""
         b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
-        self._find_record()
-        if self.tasks.first_step is not None:
-            b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
+        if self.has_tile is None:
+            self._find_record()
+            if self.tasks.first_step is not None:
+                b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
+        else:
+            self._find_sources()
         goes = self.has_tile
         if goes is not None and isinstance(steps, Reg):
             goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
@@ -63,6 +66,7 @@ class ElectedCopier(Copier):
                  pred=elected)  # fmt: skip
             self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, ring.full_bells[BELL * stage],
                           elected)  # fmt: skip
+        self.goes = goes
         ring.skip(early, goes if self.spec.stream else None)
         if goes is not None and self.spec.stream:
             self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
@@ -108,18 +112,30 @@ class ElectedCopier(Copier):
         found = [(self.source, at.tile_bytes), (self.x_from, at.token_bytes)]
         return [*found, (self.scales_from, at.scale_bytes)] if self.spec.by_block else found
 
-    def _bring_tokens(self, is_first: Reg) -> None:
-        b, at, ring = self.b, self.at, self.ring
-        b.note("the tokens of the stages whose weights are on their way")
+    def _early_tokens(self) -> None:
         elected = self._elect()
-        b.op("and.pred", elected, elected, is_first)
-        for stage in range(self.early):
-            offset, bell = stage * at.stage_bytes, ring.full_bells[BELL * stage]
-            self._tokens(self.token_place, offset, stage * at.token_bytes, bell, elected)
-            if self.spec.by_block:
-                self._scales(self.place, offset, stage * at.scale_bytes, bell, elected)
+        assert self.goes is not None
+        self.b.op("and.pred", elected, elected, self.goes)
+        self._first_tokens(elected)
+
+    def _bring_tokens(self, is_first: Reg) -> None:
+        b = self.b
+        if self.has_tile is None:
+            b.note("the tokens of the stages whose weights are on their way")
+            elected = self._elect()
+            b.op("and.pred", elected, elected, is_first)
+            self._first_tokens(elected)
         for source, step in self._steps():
             b.op("add.u64", source, source, step * self.early, pred=is_first)
+
+    def _first_tokens(self, pred: Reg) -> None:
+        """Those, and their scales, of the stages whose weights are on their way."""
+        at = self.at
+        for stage in range(self.early):
+            offset, bell = stage * at.stage_bytes, self.ring.full_bells[BELL * stage]
+            self._tokens(self.token_place, offset, stage * at.token_bytes, bell, pred)
+            if self.spec.by_block:
+                self._scales(self.place, offset, stage * at.scale_bytes, bell, pred)
 
     def _bring_stage(self, target: Reg) -> None:
         b, ring = self.b, self.ring

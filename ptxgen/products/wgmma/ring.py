@@ -100,7 +100,11 @@ class Source:
 
 
 class Copier:
-    """Fragments `begin_copies`, `early_weights`, `find_sources`, `poll_empty`, `copy`: the copying warp."""
+    """Fragments `begin_copies`, `early_weights`, `early_tokens`, `find_sources`, `poll_empty`, `copy`: the copying
+    warp."""
+
+    is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
+    goes: Reg | None = None  # whether they were, where that is not so of all CTAs
 
     def __init__(
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, early: int, has_tile: Reg | None
@@ -119,12 +123,16 @@ class Copier:
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
             self._begin()
-        self.is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
         if self.early:
             with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
                 self._bring_early()
         else:
             b.without("early_weights")
+        if self.early and self.has_tile is not None:
+            with b.fragment("early_tokens", "the tokens of the stages whose weights are on their way"):
+                self._early_tokens()
+        else:
+            b.without("early_tokens")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
             self._find_sources()
             left = b.op("mov.u32", "copied_steps", tasks.steps)
@@ -150,6 +158,10 @@ class Copier:
 
     def _bring_early(self) -> None:
         """Weights of the first stages, and nothing where a tile has fewer stages."""
+        raise NotImplementedError
+
+    def _early_tokens(self) -> None:
+        """The tokens, and scales, of these stages, where the first tile is known by then."""
         raise NotImplementedError
 
     def _find_sources(self) -> None:
@@ -219,9 +231,12 @@ class LaneCopier(Copier):
 
     def _bring_early(self) -> None:
         b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
-        self._find_record()
-        if self.tasks.first_step is not None:
-            b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
+        if self.has_tile is not None:
+            self._find_sources()
+        else:
+            self._find_record()
+            if self.tasks.first_step is not None:
+                b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
         leads, goes = self.leads, self.has_tile
         if goes is not None and isinstance(steps, Reg):
             goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
@@ -234,6 +249,7 @@ class LaneCopier(Copier):
         if goes is not None:
             b.op("and.pred", has_record, has_record, goes)
         self._bring_each(at.tile_bytes, has_record)
+        self.goes = goes
         ring.skip(early, goes if self.spec.stream else None)
         if goes is not None and self.spec.stream:
             self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
@@ -246,7 +262,7 @@ class LaneCopier(Copier):
         share = at.shape.share
         self._find_record()
         of_tile = packed.blocks(spec.k, spec.x_dtype) * spec.digits * at.tokens * packed.ROW_BYTES
-        tokens_at = b.op("mad.wide.u32", "tokens_at", tasks.token_tile, of_tile, of.x)
+        tokens_at = b.op("mad.wide.u32", scratch(b, "tokens_at", "u64"), tasks.token_tile, of_tile, of.x)
         if share > 1:
             b.op("mad.wide.u32", tokens_at, tasks.share_rank, at.token_bytes // share, tokens_at)
         b.op("selp.b64", source, tokens_at, source, of.for_tokens)
@@ -257,16 +273,26 @@ class LaneCopier(Copier):
         if tasks.first_step is not None:
             b.op("mad.wide.u32", source, tasks.first_step, of.step, source)
 
+    def _early_tokens(self) -> None:
+        assert self.goes is not None
+        self._first_tokens(self.goes)
+
     def _bring_tokens(self, is_first: Reg) -> None:
-        b, at, of = self.b, self.at, self.of
-        b.note("the tokens of the stages whose weights are on their way")
-        brings = b.op("and.pred", "brings_tokens", is_first, of.for_tokens)
-        self._bring_each(at.token_bytes, brings, of.every)
-        if of.for_scales is not None:
-            brings = b.op("and.pred", "brings_scales", is_first, of.for_scales)
-            self._bring_each(at.scale_bytes, brings)
+        b, of = self.b, self.of
+        if self.has_tile is None:
+            b.note("the tokens of the stages whose weights are on their way")
+            self._first_tokens(is_first)
         done = b.op("mul.wide.u32", "early_bytes", of.step, self.early)
         b.op("add.u64", self.source, self.source, done, pred=is_first)
+
+    def _first_tokens(self, pred: Reg) -> None:
+        """Those, and their scales, of the stages whose weights are on their way."""
+        b, at, of = self.b, self.at, self.of
+        brings = b.op("and.pred", "brings_tokens", pred, of.for_tokens)
+        self._bring_each(at.token_bytes, brings, of.every)
+        if of.for_scales is not None:
+            brings = b.op("and.pred", "brings_scales", pred, of.for_scales)
+            self._bring_each(at.scale_bytes, brings)
 
     def _bring_each(self, bytes: int, pred: Reg, every: Reg | None = None) -> None:
         """A copy to each of the first stages, of sources so many bytes apart; to `every` CTA where that is said."""
