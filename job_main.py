@@ -30,6 +30,13 @@ def probe(text):
     body = body[:i] + start + body[i:]
     role = body.index("    // the others multiply")
     a, m = body[:role], body[role:]
+    def c(slot): return f"    mov.u64 %prc, %clock64;\n    st.global.u64 [%pra+{960 + 8 * slot}], %prc;\n"
+    if "    // early_weights" in a:
+        a = a.replace("    // early_weights", c(0) + "    // early_weights", 1)
+    if "griddepcontrol.launch_dependents" in a:
+        a = a.replace("    griddepcontrol.launch_dependents", c(1) + "    griddepcontrol.launch_dependents", 1)
+        a = a.replace("    griddepcontrol.wait;\n", "    griddepcontrol.wait;\n" + c(2), 1)
+    a = a.replace("$copied_stages:", c(3) + "$copied_stages:", 1) if "$copied_stages:" in a else a
     m = m.replace("    // count:", "    mov.u64 %prc, %clock64;\n    @%prp st.global.u64 [%pra+16], %prc;\n    // count:", 1)
     m = m.replace("    // begin_sums", "    add.u64 %pra, %pra, 32;\n    mov.u64 %prc, %clock64;\n    @%prp st.global.u64 [%pra], %prc;\n    and.pred %prf, %prp, %prp;\n    // begin_sums", 1)
     m = m.replace("    // find_stage", "    mov.u64 %prc, %clock64;\n    @%prf st.global.u64 [%pra+8], %prc;\n    setp.ne.u32 %prf, 0, 0;\n    // find_stage", 1)
@@ -40,9 +47,10 @@ def probe(text):
     m = m[:e] + "    mov.u64 %prc, %clock64;\n    @%prp st.global.u64 [%pra+24], %prc;\n    mov.u64 %prc, %globaltimer;\n    @%prp st.global.u64 [%pra+32], %prc;\n" + m[e:]
     return head + "\n{\n" + decl + a + m
 
-NEW, OLD = (1, 0, (1, 2, 3, 4), (2, 1)), (0, 0, (1, 2, 3, 4), (2, 1))
-T1, T2, T3 = (1, 1, (1, 2, 3, 4), (1,)), (1, 0, (2, 3, 4), (2, 1)), (1, 1, (2, 3, 4), (1,))
-LABEL = {NEW: "", OLD: ":old", T1: ":t1", T2: ":t2", T3: ":t3"}
+P, S = (1, 2, 3, 4), (2, 1)
+NEW, T0, L, LP = (1, 1, P, S, 0, 0), (1, 0, P, S, 0, 0), (1, 1, P, S, 192, 0), (1, 1, P, S, 192, 128)
+OLD = T0
+LABEL = {NEW: "", T0: ":noturns", L: ":L", LP: ":LP"}
 
 def make(job):
     spec, probed, flags = job
@@ -50,7 +58,7 @@ def make(job):
     from ptxgen.generator import clear_cache
     clear_cache()
     pg.in_a_row = el.in_a_row if flags[0] else (lambda *a: False)
-    pr.TURNS, ge.PIECES, ge.SHORTS = bool(flags[1]), flags[2], flags[3]
+    ge.TURNS, ge.PIECES, ge.SHORTS, ge.LONG, ge.LONG_PAIRS = bool(flags[1]), *flags[2:]
     ptx = generate(spec, TARGET)
     text = probe(ptx.text) if probed else ptx.text
     if probed:
@@ -97,34 +105,34 @@ def plan():
     def bf(m, n, k): return dict(n=n, k=k, weights="bf16", precision="fast", out_dtype=bf16, programmatic=True)
     for m in (512, 128):
         for n, k in SHAPES:
-            if n > 1 << 16: continue
             base = bf(m, n, k)
             best = PackedGemm.best(m, **base)
+            if n > 1 << 16:
+                if m == 512: found.append(("bf16", m, n, k, "bf16", [(best, NEW)] + [(s, NEW) for s in legal(base, (256,), (64, 128), (1,), (1, 2))]))
+                continue
             specs = legal(base, (128, 192, 256) if m > 128 else (64, 96, 128), (64, 128, 192, 256), (1, 2, 4), (1, 2))
             specs.sort(key=lambda s: cycles(s, m))
-            extra = legal(base, (112,), (64, 128, 192), (1, 2), (1,)) if m == 512 else []
-            found.append(("bf16", m, n, k, "bf16", with_flags(best, specs[: (14 if m > 128 else 8)] + extra, (NEW,))))
+            pairs = [(best, NEW)] + [(s, NEW) for s in specs[:5]]
+            one = legal(base, (112, 128, 192), (64,), (1, 2), (1,)) if m == 512 else legal(base, (64, 128), (64,), (1, 2, 4), (1,))
+            two = legal(base, (112, 128), (128, 192), (1, 2), (1,)) if m == 512 else legal(base, (128,), (128, 192), (1, 2, 4), (1,))
+            pairs += [(s, f) for s in one for f in (NEW, L)] + [(s, f) for s in two for f in (NEW, LP)]
+            found.append(("bf16", m, n, k, "bf16", list(dict.fromkeys(pairs))))
     for m in (512, 4096):
         for n, k in SHAPES[:4]:
             base = dict(n=n, k=k, weights="e4m3_block", x_dtype=e4m3, precision="fast", out_dtype=bf16, programmatic=True)
             best = PackedGemm.best(m, **base)
             specs = legal(base, (64, 96, 128, 192, 256), (64, 128, 192), (1, 2), (1, 2))
             specs.sort(key=lambda s: cycles(s, m))
-            found.append(("e4m3_block", m, n, k, "e4m3_block", with_flags(best, specs[:5], (NEW, T1, T2, T3))))
+            found.append(("e4m3_block", m, n, k, "e4m3_block", list(dict.fromkeys([(best, NEW), (best, T0)] + [(s, NEW) for s in specs[:8]]))))
     for n, k in SHAPES[:4]:
         base = dict(n=n, k=k, weights="e4m3_channel", x_dtype=e4m3, precision="fast", out_dtype=bf16, programmatic=True)
         best = PackedGemm.best(512, **base)
-        found.append(("e4m3_channel", 512, n, k, "e4m3_channel", with_flags(best, [], (NEW,))))
-    for m in (64, 32, 8):
-        for n, k in SHAPES:
-            if n > 1 << 16: continue
-            found.append(("bf16", m, n, k, "bf16", with_flags(PackedGemm.best(m, **bf(m, n, k)), [], (NEW,))))
-    for m, n, k in ((2048, 28672, 4096), (4096, 6144, 4096), (4096, 4096, 14336), (4096, 1536, 8960), (2048, 17920, 1536), (2048, 4096, 4096)):
-        base = bf(m, n, k)
-        best = PackedGemm.best(m, **base)
-        specs = legal(base, (128, 192, 256), (64, 128, 192, 256), (1,), (1, 2))
-        specs.sort(key=lambda s: cycles(s, m))
-        found.append(("bf16", m, n, k, "bf16", with_flags(best, specs[:4], (NEW,))))
+        specs = legal(base, (112, 128), (64,), (1,), (1,))
+        found.append(("e4m3_channel", 512, n, k, "e4m3_channel", list(dict.fromkeys([(best, NEW), (best, L)] + [(s, f) for s in specs for f in (NEW, L)]))))
+    for n, k in SHAPES:
+        if n > 1 << 16: continue
+        best = PackedGemm.best(64, **bf(64, n, k))
+        found.append(("bf16", 64, n, k, "bf16", [(best, NEW), (best, L)]))
     return found
 
 PROBED = {(2048, 2048), (3072, 2048), (4096, 4096), (28672, 4096), (17920, 1536), (2048, 8192), (6144, 4096)}
@@ -209,7 +217,7 @@ def bench(pool, what, m, n, k, w, specs, log):
     bad = {a: f"{e:.1e}" for a, e in errors.items() if not e < (5e-3 if w == "bf16" else 4e-2)}
     peer = min(v for a, v in med.items() if a.startswith("cublas"))
     order = sorted((a for a in med if not a.startswith("cublas")), key=med.get)
-    print(f"{what} {m} {n}x{k} peer {peer:.2f} best {label(specs[0])} {med[label(specs[0])]:.2f} old {med[label(specs[1])]:.2f} | " + " ".join(f"{a}:{med[a]:.2f}" for a in order[:6]), f"ratio {peer/med[order[0]]:.2f}", "BAD " + str(bad) if bad else "", f"{time.monotonic()-t0:.1f}s", flush=True)
+    print(f"{what} {m} {n}x{k} peer {peer:.2f} best {label(specs[0])} {med[label(specs[0])]:.2f} old {med[label(specs[1])]:.2f} | " + " ".join(f"{a}:{med[a]:.2f}" for a in order[:7]), f"ratio {peer/med[order[0]]:.2f}", "BAD " + str(bad) if bad else "", f"{time.monotonic()-t0:.1f}s", flush=True)
     # probes
     if what == "bf16" and m == 512 and (n, k) in PROBED:
         for spec, flags in specs[:2]:
@@ -253,6 +261,7 @@ def probes(pool, spec, flags, m, x, copies, n):
     c0 = p[:, 0]
     lines = []
     med = lambda v: int(np.median(v))
+    lines.append("copier " + " ".join(str(med(p[:, 120 + i] - c0)) for i in range(3)))
     for t in range(3):
         q = p[:, 4 + 4 * t : 8 + 4 * t]
         ok = (q[:, 0] > c0) & (q[:, 3] > q[:, 0])
@@ -261,7 +270,7 @@ def probes(pool, spec, flags, m, x, copies, n):
         lines.append(f"tile{t} n{ok.sum()} begin {med(d[:,0])} first {med(d[:,1])} drained {med(d[:,2])} end {med(d[:,3])} (max {d[:,3].max()}) step {(med(d[:,2]-d[:,1]))/steps:.0f} epi {med(d[:,3]-d[:,2])} max {int((d[:,3]-d[:,2]).max())}")
     # clock: of a CTA's first tile the end timer where there is no second
     starts = p[:, 1]
-    ends = np.max(p[:, 4:], 1)
+    ends = np.max(p[:, 4:100], 1)
     print(f"  probe {name(spec)}{LABEL[flags]} {took:.2f}us steps {steps} dep {med(p[:,2]-c0)} start spread {int(starts.max()-starts.min())}ns", "; ".join(lines), flush=True)
     last = [int(v) for v in p[0, :16]]
     tail = p[:, :].copy()
@@ -269,10 +278,10 @@ def probes(pool, spec, flags, m, x, copies, n):
     fr = []
     for row in p:
         tl = 0
-        while 8 + 4 * (tl + 1) + 3 < 128 and row[4 + 4 * (tl + 1) + 1] > row[0] and row[4 + 4 * (tl + 1)] < (1 << 60) and row[4+4*(tl+1)+3] > row[4+4*tl+3] and row[4+4*(tl+1)] < row[4+4*(tl+1)+3]: tl += 1
+        while 8 + 4 * (tl + 1) + 3 < 100 and row[4 + 4 * (tl + 1) + 1] > row[0] and row[4 + 4 * (tl + 1)] < (1 << 60) and row[4+4*(tl+1)+3] > row[4+4*tl+3] and row[4+4*(tl+1)] < row[4+4*(tl+1)+3]: tl += 1
         g1, c1 = row[4 + 4 * tl + 4], row[4 + 4 * tl + 3]
         if g1 > row[1]: fr.append((c1 - row[0]) / (g1 - row[1]))
-    if fr: print(f"  clock {np.median(fr):.3f} GHz", f"span {int(max(0, np.max([r[4:].max() for r in p]) - starts.min()))}", flush=True)
+    if fr: print(f"  clock {np.median(fr):.3f} GHz", f"span {int(max(0, np.max([r[4:100].max() for r in p]) - starts.min()))}", flush=True)
     L.close()
 
 def side(args, name, limit):
@@ -302,13 +311,12 @@ def main():
     for what, m, n, k, w, specs in cases:
         for spec, flags in specs: jobs += [(packing(spec), False, NEW), (spec, False, flags)]
         if what == "bf16" and m == 512 and (n, k) in PROBED:
-            for spec, flags in specs[:5]: jobs.append((spec, True, flags))
+            for spec, flags in specs: jobs.append((spec, True, flags))
     print(len(set(jobs)), "kernels", f"{time.monotonic()-T0:.1f}s", flush=True)
     pool = Pool(jobs)
     if limit < 0:
         for j in list(pool.jobs)[:3]: pool.get(*j)
         return
-    side(['benchmarks.prefill', '--cases', 'not causal', '--implementations', 'ptxgen', 'sdpa-cudnn', '--seconds', '12'], 'prefill', 20)
     import torch
     log = open(os.path.join(OUT, "sweep.jsonl"), "w")
     for case in cases:
@@ -317,8 +325,6 @@ def main():
         except Exception as e:
             import traceback; traceback.print_exc()
     pool.pool.terminate()
-    torch.cuda.empty_cache()
-    side(['benchmarks.prompt', '--first-token', '--seconds', '50'], 'prompt', 58)
     print(f"{time.monotonic()-T0:.1f}s")
 
 if __name__ == "__main__": main()

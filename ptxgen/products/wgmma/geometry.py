@@ -40,6 +40,8 @@ LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
 PIECES, SHORTS = (1, 2, 3, 4), (2, 1)
+LONG, LONG_PAIRS = 0, 0
+TURNS = True
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -78,6 +80,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
     beside = groups == 1 and fits and many
+    if LONG and groups == 1 and 32 < tokens <= LONG and not beside and kind.tile_k == spec.columns:
+        tiles, part = 2, 4
+    if LONG_PAIRS and groups > 1 and 32 < tokens <= LONG_PAIRS and kind.tile_k == spec.columns and not spec.promotes:
+        tiles, part = 2, 4
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
@@ -133,9 +139,9 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
     """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
-    ones, and two sets where they can take turns, as far as there are registers."""
+    ones, and two sets where they can take turns, as far as there are registers. Where warpgroups take turns, one."""
     places = shape.tiles * shape.blocks  # of fragments in a stage
-    for pieces, shorts, sets in product(PIECES, SHORTS, (2, 1)):
+    for pieces, shorts, sets in product(PIECES, SHORTS if shape.groups == 1 or not TURNS else (1,), (2, 1)):
         piece = tokens // pieces
         turns = shorts <= places * pieces and sets <= places
         if piece > LARGEST_PIECE or piece % 8 or tokens % pieces or not turns:

@@ -14,6 +14,7 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN
+from ptxgen.products.wgmma import geometry
 from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.multiply import PER_CHUNK, Part, Turns
 from ptxgen.products.wgmma.product import PackedProduct
@@ -21,7 +22,7 @@ from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 
-TURNS = True
+WHOLE = {1: 200, 2: 200, 3: 112}  # registers of totals, short sums and all of a product's factors, at most
 FIRST_TURN = 4  # named barriers from here on; those before are of results
 
 
@@ -48,16 +49,20 @@ class PromotedMultiplier(ScaledMultiplier):
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         super().__init__(b, spec, at, ring)
         self.shorts = [b.array(f"short{n}_", "f32", at.product_tokens // 2) for n in range(at.shorts)]
+        self.takes_turns = at.shape.groups > 1 and geometry.TURNS
         if spec.by_block:
             # asked for before the stage is waited for: one for each of its tiles and blocks of rows
             self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
             # of one half of a product's tokens after the other
-            self.half = -(-at.product_tokens // (2 * OCTET)) * OCTET
+            whole = (
+                self.takes_turns
+                and at.tokens * at.shape.blocks // 2 + 3 * at.product_tokens // 4 <= WHOLE[at.shape.groups]
+            )
+            self.half = at.product_tokens if whole else -(-at.product_tokens // (2 * OCTET)) * OCTET
             self.factors = b.array("factor", "f32", self.half // 4)
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
         found = ((tile, block, first) for tile, block in places for first in pieces)
-        self.takes_turns = at.shape.groups > 1 and TURNS
         self.units = [Unit(number, *each) for number, each in enumerate(found)]
 
     def _sets(self) -> list[RegArray]:
@@ -113,8 +118,13 @@ class PromotedMultiplier(ScaledMultiplier):
         for chunk in self._part_of(unit).chunks:
             self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
             own = self._set(unit)[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
+            last = self.takes_turns and chunk == self.spec.chunks - 1
+            if last:
+                b.op("wgmma.commit_group.sync.aligned")
             b.op(self.product, self._short(unit).regs, own, self.descriptor, int(chunk > 0), 1, 1)
         b.op("wgmma.commit_group.sync.aligned")
+        if self.takes_turns:
+            b.op("wgmma.wait_group.sync.aligned", 1, note="the next warpgroup's products follow the last of these")
 
     def _promote(self, unit: Unit, running: int) -> None:
         """A unit's sums to the totals, while so many groups of products may still run."""
