@@ -80,9 +80,15 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
     beside = groups == 1 and fits and many
-    if LONG and groups == 1 and 32 < tokens <= LONG and not beside and kind.tile_k == spec.columns:
+    if LONG and groups == 1 and 32 < tokens <= LONG and not beside and spec.kind.tile_k == spec.columns:
         tiles, part = 2, 4
-    if LONG_PAIRS and groups > 1 and 32 < tokens <= LONG_PAIRS and kind.tile_k == spec.columns and not spec.promotes:
+    if (
+        LONG_PAIRS
+        and groups > 1
+        and 32 < tokens <= LONG_PAIRS
+        and spec.kind.tile_k == spec.columns
+        and not spec.promotes
+    ):
         tiles, part = 2, 4
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
