@@ -16,11 +16,12 @@ from ptxgen.products.wgmma.elected import ElectedCopier, in_a_row
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
+from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
-from ptxgen.products.wgmma.ring import LaneCopier, Ring
+from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks

@@ -434,16 +434,19 @@ def test_it_is_for_sm_90a_alone() -> None:
 
 def test_the_first_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
     spec = PackedGemm(64, 1024, tokens=8, precision="fast", programmatic=True)
+    at = Geometry.of(spec)
     before, after = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)
-    assert before.count("@%has_record cp.async.bulk") == Geometry.of(spec).early > 0
-    assert "%brings_tokens" in after
+    assert before.count("@%elected cp.async.bulk") == at.early * at.records > 0
+    assert "[%tokens_from]" in after
+    assert "[%tokens_from]" not in before
 
 
 @pytest.mark.parametrize("indirect", [False, True])
 def test_with_many_tokens_only_where_their_number_is_known(indirect: bool) -> None:
     spec = PackedGemm(256, 1024, tokens=128, precision="fast", programmatic=True, indirect=indirect)
+    at = Geometry.of(spec)
     before = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)[0]
-    assert before.count("@%has_record cp.async.bulk") == (0 if indirect else Geometry.of(spec).early)
+    assert before.count("@%elected cp.async.bulk") == (0 if indirect else at.early * at.records)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -6,12 +6,13 @@ behind the other, where a copy by several lanes is a loop over these, some 50 cy
 
 from __future__ import annotations
 
-from ptxgen.builder.values import SINK, Or, Reg
+from ptxgen.builder.values import SINK, Addr, Or, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.copier import COPY, MULTICAST, Copier
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.product import PackedProduct
-from ptxgen.products.wgmma.ring import BELL, COPY, MULTICAST, Copier
+from ptxgen.products.wgmma.ring import BELL
 
 
 def in_a_row(spec: PackedProduct, at: Geometry) -> bool:
@@ -73,7 +74,7 @@ class ElectedCopier(Copier):
         else:
             self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
 
-    def _records(self, place: Reg, offset: int, source: int, bell: Reg, pred: Reg) -> None:
+    def _records(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The records of a stage, from `source` on in global memory."""
         at = self.at
         for record in range(at.records):
@@ -81,12 +82,12 @@ class ElectedCopier(Copier):
             from_ = self.source[source + record * self.spec.kind.record_bytes(self.spec.k)]
             self.b.op(COPY, to, from_, at.tile_bytes, bell, pred=pred)
 
-    def _tokens(self, place: Reg, offset: int, source: int, bell: Reg, pred: Reg) -> None:
+    def _tokens(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The tokens of a stage."""
         opcode, to = (COPY, ()) if self.every is None else (MULTICAST, (self.every,))
         self.b.op(opcode, place[offset], self.x_from[source], self._token_bytes, bell, *to, pred=pred)
 
-    def _scales(self, place: Reg, offset: int, source: int, bell: Reg, pred: Reg) -> None:
+    def _scales(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The tokens' scales of a stage: their place is that of a record after the last."""
         at = self.at
         to = place[offset + at.token_bytes + at.records * at.tile_bytes]
@@ -139,7 +140,7 @@ class ElectedCopier(Copier):
 
     def _bring_stage(self, target: Reg) -> None:
         b, ring = self.b, self.ring
-        b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
+        b.note("electing takes all lanes, so that none falls a phase behind")
         elected = self._elect()
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=elected)
         b.op("add.u32", target, self.token_place, ring.offset)

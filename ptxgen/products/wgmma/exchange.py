@@ -59,8 +59,9 @@ class Exchange:
         """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""
         if tasks.share_rank is None:
             return taker
-        scratch = convert.scratch(self.b, "their_rank", "u32")
-        return self.b.op("add.u32", scratch, tasks.share_rank, taker * self.at.shape.share)
+        rank = convert.scratch(self.b, "their_rank", "u32")
+        self.b.op("add.u32", rank, tasks.share_rank, taker * self.at.shape.share)
+        return rank
 
     def _offset(self, block: int, index: int) -> int:
         return (block * self.own + index) * self.row_bytes
