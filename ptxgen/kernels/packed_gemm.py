@@ -12,7 +12,7 @@ from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar, workspace
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.elected import ElectedCopier, in_a_row
+from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
@@ -247,7 +247,7 @@ class PackedGemm(PackedProduct):
         tasks.build()
         counts_first = self.programmatic and not at.rows_first and not self.indirect
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
-        copier = ElectedCopier if in_a_row(self, at) else LaneCopier
+        copier = ElectedCopier if elects(self, at) else LaneCopier
         copier(b, self, at, ring, early, tasks.has_tile if counts_first else None).build(tasks)
         kind = Multiplier
         if self.scaled:

@@ -33,15 +33,15 @@ SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 # the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
 WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
 WIDE_TILE = 256
+# stages of two tiles of k for one warpgroup, of weights as they lie, with so many tokens: from, to how many CTAs that
+# take all rows; more of the time that it waits between parts is then hidden, and less of k is on its way
+LONG = {64: (65, PROCESSORS), 128: (1, 64)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
-PIECES, SHORTS = (1, 2, 3, 4), (2, 1)
-LONG, LONG_PAIRS = 0, 0
-TURNS = True
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -80,16 +80,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
     beside = groups == 1 and fits and many
-    if LONG and groups == 1 and 32 < tokens <= LONG and not beside and spec.kind.tile_k == spec.columns:
-        tiles, part = 2, 4
-    if (
-        LONG_PAIRS
-        and groups > 1
-        and 32 < tokens <= LONG_PAIRS
-        and spec.kind.tile_k == spec.columns
-        and not spec.promotes
-    ):
-        tiles, part = 2, 4
+    if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
+        least, most = LONG.get(tokens, (0, 0))
+        if least <= -(-rows // tile_rows) * split <= most:
+            tiles, part = 2, 4
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
@@ -145,9 +139,9 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
     """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
-    ones, and two sets where they can take turns, as far as there are registers. Where warpgroups take turns, one."""
+    ones, and two sets where they can take turns, as far as there are registers."""
     places = shape.tiles * shape.blocks  # of fragments in a stage
-    for pieces, shorts, sets in product(PIECES, SHORTS if shape.groups == 1 or not TURNS else (1,), (2, 1)):
+    for pieces, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
         piece = tokens // pieces
         turns = shorts <= places * pieces and sets <= places
         if piece > LARGEST_PIECE or piece % 8 or tokens % pieces or not turns:
@@ -233,6 +227,13 @@ class Geometry:
     def sums(self) -> int:
         """Of a row, in registers of a warpgroup."""
         return self.tokens * self.shape.blocks + self.shorts * self.product_tokens
+
+    @property
+    def turns(self) -> bool:
+        """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
+        promotes its sums while the other's products run."""
+        alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
+        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
 
     @property
     def warps(self) -> int:

@@ -64,7 +64,7 @@ class Multiplier:
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
-        self.straight = spec.scaled or (isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype)
+        self.straight = spec.straight
         exact = self.exact = spec.precision == "exact"
         self.digits = 1 if self.straight or not exact else spec.digits  # of weights
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]

@@ -14,7 +14,6 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN
-from ptxgen.products.wgmma import geometry
 from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.multiply import PER_CHUNK, Part, Turns
 from ptxgen.products.wgmma.product import PackedProduct
@@ -22,7 +21,6 @@ from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 
-WHOLE = {1: 200, 2: 200, 3: 112}  # registers of totals, short sums and all of a product's factors, at most
 FIRST_TURN = 4  # named barriers from here on; those before are of results
 
 
@@ -49,16 +47,12 @@ class PromotedMultiplier(ScaledMultiplier):
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         super().__init__(b, spec, at, ring)
         self.shorts = [b.array(f"short{n}_", "f32", at.product_tokens // 2) for n in range(at.shorts)]
-        self.takes_turns = at.shape.groups > 1 and geometry.TURNS
         if spec.by_block:
             # asked for before the stage is waited for: one for each of its tiles and blocks of rows
             self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
-            # of one half of a product's tokens after the other
-            whole = (
-                self.takes_turns
-                and at.tokens * at.shape.blocks // 2 + 3 * at.product_tokens // 4 <= WHOLE[at.shape.groups]
-            )
-            self.half = at.product_tokens if whole else -(-at.product_tokens // (2 * OCTET)) * OCTET
+            # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
+            # their turn anyway
+            self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * OCTET)) * OCTET
             self.factors = b.array("factor", "f32", self.half // 4)
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
@@ -71,10 +65,12 @@ class PromotedMultiplier(ScaledMultiplier):
 
     def _stage(self) -> Iterator[Fragment | Turn]:
         b = self.b
+        if self.at.turns:
+            yield self._turn(*self.units)
+            return
         pending: Unit | None = None
         for unit in self.units:
-            what = f"tile {unit.tile}, block {unit.block}, tokens {unit.first} on"
-            with b.fragment(f"part{unit.number}", what) as part:
+            with b.fragment(f"part{unit.number}", self._named(unit)) as fragment:
                 if unit.first == 0:
                     if pending is not None and len(self.sets) == 1:
                         b.op("wgmma.wait_group.sync.aligned", 0, note="they read the fragments of A")
@@ -82,25 +78,27 @@ class PromotedMultiplier(ScaledMultiplier):
                 if pending is not None and len(self.shorts) == 1:
                     self._promote(pending, 0)
                     pending = None
-                if not self.takes_turns:
-                    self._multiply(unit)
-                    self._promote_behind(pending, unit)
-            if not self.takes_turns:
-                yield part
-            else:
-                with b.fragment(f"products{unit.number}") as products:
-                    self._multiply(unit)
-                with b.fragment(f"promote{unit.number}") as promote:
-                    self._promote_behind(pending, unit)
-                yield Turn(part, products, promote)
-            pending = unit
+                self._multiply(unit)
+                if pending is not None:
+                    self._promote(pending, 1)
+                pending = unit
+                if unit is self.units[-1]:
+                    self._promote(unit, 0)
+            yield fragment
 
-    def _promote_behind(self, pending: Unit | None, unit: Unit) -> None:
-        """The sums of the unit before while this one's products run; of the stage's last, its own, too."""
-        if pending is not None:
-            self._promote(pending, 1)
-        if unit is self.units[-1]:
+    def _turn(self, unit: Unit) -> Turn:
+        b = self.b
+        with b.fragment("before_turn", self._named(unit)) as before:
+            self._read_straight(self._part_of(unit), self._set(unit))
+        with b.fragment("products") as products:
+            self._multiply(unit)
+            b.op("wgmma.wait_group.sync.aligned", 1, note="the next warpgroup's products follow the last of these")
+        with b.fragment("promote") as behind:
             self._promote(unit, 0)
+        return Turn(before, products, behind)
+
+    def _named(self, unit: Unit) -> str:
+        return f"tile {unit.tile}, block {unit.block}, tokens {unit.first} on"
 
     def _part_of(self, unit: Unit) -> Part:
         return Part(unit.tile, unit.block, range(self.spec.chunks))
@@ -118,13 +116,10 @@ class PromotedMultiplier(ScaledMultiplier):
         for chunk in self._part_of(unit).chunks:
             self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
             own = self._set(unit)[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
-            last = self.takes_turns and chunk == self.spec.chunks - 1
-            if last:
+            if self.at.turns and chunk == self.spec.chunks - 1:
                 b.op("wgmma.commit_group.sync.aligned")
             b.op(self.product, self._short(unit).regs, own, self.descriptor, int(chunk > 0), 1, 1)
         b.op("wgmma.commit_group.sync.aligned")
-        if self.takes_turns:
-            b.op("wgmma.wait_group.sync.aligned", 1, note="the next warpgroup's products follow the last of these")
 
     def _promote(self, unit: Unit, running: int) -> None:
         """A unit's sums to the totals, while so many groups of products may still run."""
@@ -164,7 +159,7 @@ class PromotedMultiplier(ScaledMultiplier):
 
     def _begin(self, base: Reg) -> None:
         b, at = self.b, self.at
-        if self.takes_turns:
+        if at.turns:
             mine = b.op("shr.u32", "my_turn", self.warp, WARPS.bit_length() - 1)
             b.op("add.u32", mine, mine, FIRST_TURN)
             after = b.op("add.u32", "next_turn", mine, 1)
