@@ -64,21 +64,22 @@ class PackedGemm(PackedProduct):
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     unreported = {
-        r"/n(34|40|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
+        r"/n(34|40|64|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
-        r"/n(40|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|140|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(40|64|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
+        r"/n(128|130|140|250|256|40|64|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
+        r"/n128_k384_.* wait .*wgmma.wait_group": "does not matter: the turn passes earlier, or no product is open",
         r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
         "or the wait behind the last stage follows",
+        r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
-        r"/n250_.* barrier .*a phase behind": "arrivals from another CTA of the cluster leave check mode no clock",
     }
     goldens = (
         dict(n=128, k=256, tokens=8, precision="fast"),
