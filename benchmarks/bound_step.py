@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.rows import Run
+from ptxgen.runtime.model.profile import op_bytes
 
 if TYPE_CHECKING:
     from ptxgen.models.program import Program
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS = 0.04  # see benchmarks.gpu
 LEAD_LAYERS = 2
+NODES = 16  # of a graph of one op
+TIMELINE = "timeline"  # the op of the row of a whole step
 STEPS, REPEATS = 6, 3  # of a graph of the first launches
 
 
@@ -71,3 +77,22 @@ def graph_us(
         if time.perf_counter() >= settled:
             times.append(after.elapsed_us(before) / steps)
     return statistics.median(times)
+
+
+def measure(bound: Bound, run: Run, case: Mapping[str, Any], impl: str) -> None:
+    """The rows of a step."""
+    whole = bound.us(bound.step.launches, 16, 5)
+    ends = bound.ends()
+    ops = bound.program.ops
+    names = [op.name for op in ops]
+    run.add({**case, "op": TIMELINE}, impl, us=whole, names=names, ends=[round(end, 2) for end in ends])
+    adds = [after - before for before, after in pairwise([0.0, *ends])]
+    for role in dict.fromkeys((op.role, op.spec.kernel_name) for op in ops):
+        mine = [index for index, op in enumerate(ops) if (op.role, op.spec.kernel_name) == role]
+        times = -(-NODES // len(mine))
+        alone = bound.us([bound.step.launches[index] for index in mine] * times, 16, 5) / times
+        nbytes = sum(op_bytes(bound.program, ops[index], bound.depth + 1) for index in mine)
+        run.add(
+            {**case, "op": role[0], "kernel": role[1]}, impl, us=sum(adds[index] for index in mine), alone_us=alone,
+            count=len(mine), bytes=nbytes, step_us=whole,
+        )  # fmt: skip

@@ -205,7 +205,7 @@ def main() -> None:
     elif options.report:
         print(markdown(load("cpu_executor")))
     elif options.docs:
-        from benchmarks.report.cpu_executor_document import fuzz_rows, fuzzing, section, write
+        from benchmarks.documents.cpu_executor import fuzz_rows, fuzzing, section, write
 
         write(ROOT / "docs" / "cpu-executor.md", MARKS, section(load("cpu_executor")))
         write(ROOT / "docs" / "cpu-executor.md", FUZZ_MARKS, fuzzing(fuzz_rows()))

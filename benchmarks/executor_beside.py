@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases.cpu_executor import CASES, CHECKED
+from benchmarks.documents.cpu_executor import NAMES, table, write
 from benchmarks.report.command import command
-from benchmarks.report.cpu_executor_document import NAMES, table, write
 from benchmarks.report.rows import Run, load
 from benchmarks.report.sentence import in_a_sentence
 from benchmarks.start_up import commit_of

@@ -19,7 +19,8 @@ from benchmarks.report.command import command
 from benchmarks.report.rows import Run
 from benchmarks.report.sentence import in_a_sentence
 from ptxgen.generator import clear_cache, generate
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.runtime import open_device

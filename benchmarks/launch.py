@@ -22,8 +22,8 @@ from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import open_device
-from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import Geometry
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.cuda.launch import config
 
 LAUNCHES, ROUNDS = 400, 15

@@ -12,7 +12,9 @@ from typing import Any
 
 from benchmarks import host_time
 from benchmarks.cases.prefill import is_alone
-from benchmarks.report import decode_document, engines_document, model_document
+from benchmarks.documents import decode as decode_document
+from benchmarks.documents import engines as engines_document
+from benchmarks.documents import model as model_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
 from benchmarks.report.selection import commit_of, newest_rows, rows_alone, rows_elsewhere, span

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.bound_step import graph_us
 from benchmarks.cases.models import MODELS, fill_cache, open_random
-from benchmarks.decode_step import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth
+from benchmarks.our_steps import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth
 from benchmarks.report.rows import Run
 from benchmarks.report.sentence import in_a_sentence
 from ptxgen.builder.values import Addr

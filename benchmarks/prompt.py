@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.cases.models import MODELS, open_random
-from benchmarks.decode_step import FIRST, MORE, OPTIONS, chosen, median_us
+from benchmarks.decode_step import OPTIONS
+from benchmarks.our_steps import FIRST, MORE, chosen, median_us
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.schedule import Task, work_off

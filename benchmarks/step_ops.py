@@ -20,40 +20,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.bound_step import Bound
+from benchmarks.bound_step import TIMELINE, measure
 from benchmarks.cases.models import MIXES, MODELS
+from benchmarks.our_steps import FIRST, MORE, Ours, case_of, chosen
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, load
-from ptxgen.runtime.model.profile import op_bytes
-
-if TYPE_CHECKING:
-    pass
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "images" / "decode_step.png"
-NODES = 16  # of a graph of one op
 DEPTH = 4096
-TIMELINE = "timeline"
-
-
-def measure(bound: Bound, run: Run, case: Mapping[str, Any], impl: str) -> None:
-    """The rows of a step."""
-    whole = bound.us(bound.step.launches, 16, 5)
-    ends = bound.ends()
-    ops = bound.program.ops
-    names = [op.name for op in ops]
-    run.add({**case, "op": TIMELINE}, impl, us=whole, names=names, ends=[round(end, 2) for end in ends])
-    adds = [after - before for before, after in pairwise([0.0, *ends])]
-    for role in dict.fromkeys((op.role, op.spec.kernel_name) for op in ops):
-        mine = [index for index, op in enumerate(ops) if (op.role, op.spec.kernel_name) == role]
-        times = -(-NODES // len(mine))
-        alone = bound.us([bound.step.launches[index] for index in mine] * times, 16, 5) / times
-        nbytes = sum(op_bytes(bound.program, ops[index], bound.depth + 1) for index in mine)
-        run.add(
-            {**case, "op": role[0], "kernel": role[1]}, impl, us=sum(adds[index] for index in mine), alone_us=alone,
-            count=len(mine), bytes=nbytes, step_us=whole,
-        )  # fmt: skip
 
 
 def measure_floor(run: Run) -> None:
@@ -146,7 +122,6 @@ def plot(rows: Sequence[Mapping[str, Any]], wanted: str, path: Path) -> None:
 # the run --------------------------------------------------------------------------------------------------------------
 def main(run: Run, given: argparse.Namespace) -> None:
     """All steps that are wanted, as far as the time goes."""
-    from benchmarks.decode_step import FIRST, MORE, Ours, case_of, chosen
     from ptxgen.runtime import open_device
 
     ends = time.monotonic() + given.seconds

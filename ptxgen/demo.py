@@ -101,6 +101,9 @@ def check(completion: Completion) -> bool:
 
 def program() -> int:
     """`main`, and one sentence for what is missing here."""
+    if sys.argv[1:]:
+        print(f"demo: takes no arguments (got {' '.join(sys.argv[1:])})", file=sys.stderr)
+        return 2
     try:
         return main()
     except (PtxgenError, ImportError) as missing:

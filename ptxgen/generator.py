@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ptxgen.builder import Builder
@@ -17,6 +17,7 @@ from ptxgen.nodes import Module
 from ptxgen.parser import UnreadableError, parse
 from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
+from ptxgen.resting import CollectorRests
 from ptxgen.targets import Target, newest_ptx
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import in_force
@@ -75,10 +76,11 @@ def generate(spec: KernelType, target: str | Target, *, line_info: bool = False,
     key = (type(spec), spec, where, in_force().digest, line_info, entry)
     found = _CACHE.get(key)
     if found is None:
-        if line_info:
-            found = _with_line_info(generate(spec, where, entry=entry))
-        else:
-            found = _generate(spec, where, _checked(entry))
+        with CollectorRests():
+            if line_info:
+                found = _with_line_info(generate(spec, where, entry=entry))
+            else:
+                found = _generate(spec, where, _checked(entry))
         _CACHE[key] = found
     return found
 
@@ -95,7 +97,7 @@ def _checked(entry: str) -> str:
 def _with_line_info(ptx: Ptx) -> Ptx:
     from ptxgen.views.lineinfo import with_line_info
 
-    return with_line_info(ptx)
+    return replace(ptx, **with_line_info(ptx)._asdict())
 
 
 def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:

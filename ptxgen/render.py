@@ -6,8 +6,9 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from jinja2 import (
@@ -28,6 +29,8 @@ from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
+from ptxgen.lines import marks
+from ptxgen.lines.bytecode import kept
 from ptxgen.lines.macros import MacroFile
 from ptxgen.lines.marks import LineMarks, marked_lines
 from ptxgen.lines.placement import placement
@@ -49,9 +52,20 @@ def _beside_a_module(name: str) -> tuple[str, str, None] | None:
 
 
 class _Environment(Environment):
-    """Jinja's, which compiles the macros of flow.ptx.j2 one by one."""
+    """Jinja's, which keeps compiled templates, and compiles the macros of flow.ptx.j2 one by one."""
 
     flow: MacroFile | None = None
+
+    def compile(self, source: Any, name: Any = None, filename: Any = None, raw: Any = False, *more: Any) -> Any:
+        if raw or not name or not filename:
+            return super().compile(source, name, filename, raw, *more)
+        return self.compile_part(source, name, filename)
+
+    def compile_part(self, source: str, name: str, file: str, part: str = "") -> CodeType:
+        """The code of a template, or of a part of it that has a name of its own."""
+        marks.is_file_of(name, file)
+        compiled = partial(super().compile, source, name, file)
+        return kept(source, file, part, (__file__, marks.__file__), compiled)
 
     def get_template(self, name: Any, parent: str | None = None, globals: Any = None) -> Any:
         if name != _FLOW:
@@ -71,6 +85,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        optimized=False,  # templates leave no arithmetic to fold, and looking for it takes a tenth of their compilation
         auto_reload=False,
         cache_size=-1,  # all of them, without a lock, which a fork could find held
         finalize=_place,

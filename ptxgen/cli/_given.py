@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import click
@@ -35,6 +36,21 @@ def goes_with(owner: str, *names: str) -> None:
     """Refuse what the user wrote of these without `owner`. Raises `UsageError`."""
     if found := given(*names):
         raise click.UsageError(f"{found[0]}: goes with {owner}")
+
+
+def a_path(context: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A path, or several, that the user did name: an empty word is a variable that was not set (a callback)."""
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        named = param.opts[-1] if isinstance(param, click.Option) else param.make_metavar(context).strip("[].")
+        raise click.UsageError(f"{named}: must be a path (got '')")
+    return value
+
+
+def begins_names(context: click.Context, param: click.Parameter, value: str) -> str:
+    """What names can begin with (a callback)."""
+    if value and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", value):
+        raise click.UsageError(f"{param.opts[-1]}: must be letters, digits and _, a letter first (got {value!r})")
+    return value
 
 
 def not_empty(context: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -12,11 +12,11 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-import ptxgen.cli
 from ptxgen import __version__
 from ptxgen.errors import CacheWarning, ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
@@ -29,7 +29,7 @@ class Commands(click.Group):
     """Imports a command's module when that command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = (module.name for module in pkgutil.iter_modules(ptxgen.cli.__path__))
+        names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
         return sorted(name.replace("_", "-") for name in names if not name.startswith("_"))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
+from ptxgen.cli._given import a_path
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
@@ -22,7 +23,8 @@ TARGET_NEEDED = "--target: is needed, for example --target sm_90"
 def config_options() -> list[click.Option]:
     """`--config` and what changes its meaning."""
     return [
-        click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
+        click.Option(["--config"], metavar="CONFIG.JSON", callback=a_path,
+                     help="A model's Hugging Face config.json."),
         click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
@@ -70,20 +72,22 @@ def asked(
     if not targets:
         raise click.UsageError(TARGET_NEEDED)
     if kv_dtype is not None:
-        _check_kv_dtype(kv_dtype)
+        check_kv_dtype(kv_dtype)
     form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
     if weights is None:
         shape = load_config(config, max_len, strict=strict, kv_dtype=kv_dtype)
+        form.check_rings(shape)
         steps = [step for name in where for step in plan(shape, name, kv_dtype, form)]
         return Asked(shape, steps, {}, form.said(shape, kv_dtype or shape.dtype, batch))
     model = load_spec(config, max_len, strict=strict)
+    form.check_rings(model.shape)
     steps = [step for name in where for step in whole_plan(model, weights, name, kv_dtype, form)]
     names = dict.fromkeys(step.target.name for step in steps)
     programs = {name: whole_program(model, weights, name, kv_dtype, form=form) for name in names}
     return Asked(model.shape, steps, programs, form.said(model.shape, kv_dtype or model.shape.dtype, batch))
 
 
-def _check_kv_dtype(name: str) -> None:
+def check_kv_dtype(name: str) -> None:
     """Refuse an element type once, rather than once a kernel of the model."""
     from ptxgen.dtypes import dtype
     from ptxgen.errors import SpecError

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
+from ptxgen.cli._model import check_kv_dtype
 
 if TYPE_CHECKING:
     from ptxgen.runtime.model.weights import Progress
@@ -54,6 +55,7 @@ def command(
     from ptxgen.runtime import Sampling, open_device
     from ptxgen.runtime.tools.complete import Completion
 
+    check_kv_dtype(kv_dtype)
     sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
     completion = Completion(model, prompt, max_tokens, max_len)
     started = time.perf_counter()

@@ -7,20 +7,25 @@ from dataclasses import asdict
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names
-from ptxgen.cli._given import goes_with
+from ptxgen.cli._given import a_path, goes_with
+from ptxgen.cli._model import check_kv_dtype
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
 
 
 @click.command(name="doctor")
-@click.option("--model", metavar="FILE", help="A model file: the memory that it takes, instead of the machine.")
+@click.option(
+    "--model", metavar="FILE", callback=a_path, help="A model file: the memory that it takes, instead of the machine."
+)
 @click.option("--max-len", type=click.IntRange(1),
               help="With --model or --config: longest context  [default: the model's]")  # fmt: skip
 @click.option("--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes,
               help="With --model: KV cache element type.")  # fmt: skip
 @click.option("--rings", type=click.IntRange(0), default=0, metavar="ROWS",
               help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
-@click.option("--config", metavar="DIR|FILE", help="Which models of a folder of config.json files are served.")
+@click.option(
+    "--config", metavar="DIR|FILE", callback=a_path, help="Which models of a folder of config.json files are served."
+)
 @click.option("--target", metavar="SM", shell_complete=target_names,
               help="Architecture  [default: with --model sm_90a, with --config sm_90]")  # fmt: skip
 @json_option
@@ -67,10 +72,13 @@ def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
 
 def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, target: str, as_json: bool) -> None:
     """What a model file takes on a device."""
+    from ptxgen.models.caches import CacheForm
     from ptxgen.models.files import open_model
     from ptxgen.models.memory import memory_plan
 
+    check_kv_dtype(kv_dtype)
     source = open_model(model, max_len)
+    CacheForm(rings=rings).check_rings(source.spec.shape)
     plan = memory_plan(source, kv_dtype, target, rings=rings)
     if as_json:
         emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len,

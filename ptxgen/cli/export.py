@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import given, not_empty
+from ptxgen.cli._given import a_path, begins_names, given, not_empty
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import progress, say
@@ -109,6 +109,7 @@ def _write_program(
     """A model file as program.json, kernels and weights."""
     from ptxgen.assembler import available_assemblers
     from ptxgen.export.program import LISTING, export_program
+    from ptxgen.models.caches import CacheForm
     from ptxgen.models.files import open_model
 
     if len(targets) != 1 or not output:
@@ -116,9 +117,9 @@ def _write_program(
     if others := given(*of_config):
         raise click.UsageError(f"export --model: {', '.join(others)} goes with --config")
     cubin = not no_cubin and bool(available_assemblers())
-    listing = export_program(
-        open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings
-    )
+    source = open_model(model, max_len)
+    CacheForm(rings=rings).check_rings(source.spec.shape)
+    listing = export_program(source, targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings)
     kernels, launches = len(listing["kernels"]), len(listing["launches"])
     say(f"wrote {Path(output) / LISTING}: {kernels} kernels, {launches} launches a token")
 
@@ -139,8 +140,19 @@ command = KernelGroup(
     """,
     params=[
         *config_options(),
-        click.Option(["--model"], metavar="FILE", help="A model file: its decode step as program.json, with weights."),
-        click.Option(["--prefix"], default="", metavar="WORD", help="With --config: begins every kernel's name."),
+        click.Option(
+            ["--model"],
+            metavar="FILE",
+            callback=a_path,
+            help="A model file: its decode step as program.json, with weights.",
+        ),
+        click.Option(
+            ["--prefix"],
+            default="",
+            metavar="WORD",
+            callback=begins_names,
+            help="With --config: begins every kernel's name.",
+        ),
         *_options(),
     ],
 )

@@ -15,7 +15,8 @@ from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_opti
 from ptxgen.cli._output import emit_json, progress, say
 from ptxgen.files.listing import merged
 from ptxgen.files.output import write_files
-from ptxgen.golden import INDEX, golden_file
+from ptxgen.golden import INDEX
+from ptxgen.golden.case import golden_file
 from ptxgen.kernel import KernelType
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target

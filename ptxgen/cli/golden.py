@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
+from ptxgen.cli._given import a_path
 from ptxgen.cli._output import emit_json, json_option, say
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import Finding
@@ -33,7 +34,7 @@ def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
     @click.option("--target", "targets", multiple=True, metavar="SM", shell_complete=target_names,
                   help="Only this architecture; repeatable.")  # fmt: skip
-    @click.option("--root", default="golden_ptx", show_default=True, help="The directory of goldens.")
+    @click.option("--root", default="golden_ptx", show_default=True, callback=a_path, help="The directory of goldens.")
     @functools.wraps(function)
     def wrapped(kernels: Sequence[str], targets: Sequence[str], root: str, **options: Any) -> Any:
         only = {find_kernel_type(name).kernel_name for name in kernels}

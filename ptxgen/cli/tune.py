@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import FloatRange
+from ptxgen.cli._given import FloatRange, a_path
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import CudaError, SpecError
 
@@ -27,7 +27,14 @@ _BATCHES = (1, 8, 32)
 
 @click.command(name="tune")
 @click.option("--heads", multiple=True, metavar="Q/KV/DIM", help="Query heads, KV heads, head_dim; repeatable.")
-@click.option("--config", "configs", multiple=True, metavar="CONFIG.JSON", help="A model's config.json; repeatable.")
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="CONFIG.JSON",
+    callback=a_path,
+    help="A model's config.json; repeatable.",
+)
 @click.option(
     "--product", "products", multiple=True, metavar="NxK/FORMAT", help="A matrix [n, k] of weights; repeatable."
 )

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
+from ptxgen.cli._given import a_path
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import AssembleError
 from ptxgen.targets import Target, target
@@ -18,7 +19,7 @@ _SHOWN = ("registers", "spill_stores", "spill_loads", "stack", "shared", "barrie
 
 
 @click.command(name="verify")
-@click.argument("paths", nargs=-1, metavar="[PATHS]...")
+@click.argument("paths", nargs=-1, metavar="[PATHS]...", callback=a_path)
 @click.option("--target", "targets", multiple=True, metavar="SM", shell_complete=target_names,
               help="Assemble for it instead of the text's target.")  # fmt: skip
 @click.option("--allow-spills", is_flag=True, help="Do not fail on spills and local memory.")

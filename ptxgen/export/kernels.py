@@ -9,7 +9,8 @@ from typing import Any
 
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
-from ptxgen.golden import INDEX, golden_file
+from ptxgen.golden import INDEX
+from ptxgen.golden.case import golden_file
 from ptxgen.models import ModelShape
 from ptxgen.models.plan import Step
 from ptxgen.views.manifest import FORMAT, spec_fields

@@ -16,44 +16,15 @@ from pathlib import Path
 
 from ptxgen.errors import PtxgenError, SpecError
 from ptxgen.files.output import check_below, write_files
-from ptxgen.generator import Ptx, generate
+from ptxgen.golden.case import Case, golden_file
 from ptxgen.golden.compare import RESOURCES, Finding, Snapshot, compare
 from ptxgen.golden.record import by_folder, measured, read_record, record_text
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
 from ptxgen.packages import package_of
-from ptxgen.targets import Target, target
+from ptxgen.targets import target
 from ptxgen.views.manifest import manifest
 
 INDEX = "index.json"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A spec and a target; `file` is where its text lies, `manifest` where its manifest does (if it has one)."""
-
-    spec: KernelType
-    target: Target
-    file: str
-    manifest: str | None = None
-
-    @property
-    def folder(self) -> str:
-        """Directory of the file."""
-        return self.file.rpartition("/")[0]
-
-    @property
-    def stem(self) -> str:
-        """Name of the file, without `.ptx`."""
-        return self.file.rpartition("/")[2].removesuffix(".ptx")
-
-    def generate(self) -> Ptx:
-        """The kernel as it is generated now."""
-        return generate(self.spec, self.target)
-
-
-def golden_file(spec: KernelType, where: Target) -> str:
-    """`<target>/<kernel_type>/<slug>.ptx`."""
-    return f"{where}/{spec.kernel_name}/{spec.slug}.ptx"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ptxgen.errors import SpecError
 from ptxgen.golden.compare import Record
 
 if TYPE_CHECKING:
-    from ptxgen.golden import Case
+    from ptxgen.golden.case import Case
     from ptxgen.targets import Target
 
 

@@ -20,7 +20,7 @@ from ptxgen.products.product import Tokens
 from ptxgen.products.stream import Stream
 from ptxgen.products.weighted import Weighted
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import interleave, separate
+from ptxgen.weights.order import interleave, separate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,7 +28,7 @@ class Gemv(Product):
     `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean
     square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh, gelu or relu2.
     `gated`: out = activation(gate · x) · (up · x); `weight` holds the records of gate and up in turn
-    (`ptxgen.weights.format.interleave`).
+    (`ptxgen.weights.order.interleave`).
     """
 
     sizes = {}

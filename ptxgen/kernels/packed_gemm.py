@@ -27,7 +27,7 @@ from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
 from ptxgen.weights.e4m3 import E4m3
-from ptxgen.weights.format import interleave, separate
+from ptxgen.weights.order import interleave, separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,7 +238,7 @@ class PackedGemm(PackedProduct):
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
         ring, tasks = Ring(b, at), Tasks(b, self, at)
-        tasks.locate(ring)
+        tasks.locate(ring.make)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])

@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import rules
+from ptxgen.attention.persistent.merge import Attend
+from ptxgen.attention.persistent.plan import Exchange, Place
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.dtypes import f32, s32, u8, u32
 from ptxgen.idioms import activation as activations
@@ -16,7 +18,6 @@ from ptxgen.kernel import kernel_type
 from ptxgen.kernels.embedding import Embedding
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer, workspace
-from ptxgen.persistent.attend import Attend
 from ptxgen.persistent.begin import Begin
 from ptxgen.persistent.feed import Feed
 from ptxgen.persistent.fields import HEAD_DIMS, Fields
@@ -115,12 +116,12 @@ class PersistentStep(Fields):
         plan, variant = self.plan, self.attention.variant
         if variant.window or variant.sinks or variant.head_scales or not variant.causal:
             yield f"attention: all positions are seen, without sinks and scales of heads (got {variant})"
-        if self.n_heads % plan.heads:
+        if self.n_heads % plan.attends.heads:
             return
-        if plan.group > MOST_GROUP:
-            yield f"n_heads: at most {MOST_GROUP} of a KV head have registers (got {plan.group})"
-        if plan.attending > self.ctas:
-            yield f"n_kv_heads: at most one a CTA (got {plan.heads}, ctas={self.ctas})"
+        if plan.attends.group > MOST_GROUP:
+            yield f"n_heads: at most {MOST_GROUP} of a KV head have registers (got {plan.attends.group})"
+        if plan.attends.attending > self.ctas:
+            yield f"n_kv_heads: at most one a CTA (got {plan.attends.heads}, ctas={self.ctas})"
         for product in plan.products[:2]:
             ctas = self.ctas - (plan.alone if product.name == "qkv" else 0)
             most = -(-product.records(plan.kind) // ctas)
@@ -176,7 +177,13 @@ class PersistentStep(Fields):
             digits = b.op("add.u32", "digits", begin.ring, plan.stages * plan.unit_bytes)
         Inputs(b, plan, begin, digits).build(steps)
         Rows(b, plan, begin, steps, digits).build()
-        Attend(b, plan, begin, steps, digits).build()
+        place = Place(
+            begin.cta, begin.thread, begin.warp, begin.lane, begin.leads, steps.first_lane, begin.position,
+            begin.turns, begin.polls,
+        )  # fmt: skip
+        of = plan.regions
+        exchange = Exchange(steps.now, steps.next, steps.layer_at, of["qkv"], of["parts"], of["attended"])
+        Attend(b, plan.attends, place, exchange, digits).build()
         Finish(b, plan, begin, steps)
         self.mark(b, begin, steps)
         b.expose(plan=plan, threads=THREADS)
@@ -192,7 +199,7 @@ class PersistentStep(Fields):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        from ptxgen.weights.format import interleave
+        from ptxgen.weights.order import interleave
 
         kind, found = self.plan.kind, {}
         for index in range(self.plan.ops):

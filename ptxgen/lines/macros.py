@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Template
 
 _BEGIN, _END = "{% macro ", "{% endmacro %}"
 
@@ -17,7 +17,7 @@ _BEGIN, _END = "{% macro ", "{% endmacro %}"
 class MacroFile:
     """What `{% import %}` and `{% from … import … %}` take for the template; everything else is the template's own."""
 
-    def __init__(self, env: Environment, name: str, whole: Any) -> None:
+    def __init__(self, env: Any, name: str, whole: Any) -> None:
         self._module = Macros(env, name)
         self._whole = whole  # compiles all of it
 
@@ -36,8 +36,7 @@ class MacroFile:
 class Macros:
     """Attributes are the file's macros."""
 
-    def __init__(self, env: Environment, name: str) -> None:
-        assert env.loader is not None
+    def __init__(self, env: Any, name: str) -> None:  # the environment of render.py
         source, self._file, _ = env.loader.get_source(env, name)
         self._env, self.__name__ = env, name
         self._lines = source.split("\n")
@@ -59,7 +58,8 @@ class Macros:
         span, env = self._spans[name], self._env
         body = "\n".join(self._lines[span.start : span.stop])
         called = {other for other in re.findall(r"\b(\w+)\(", body) if other in self._spans and other != name}
-        code = env.compile("\n" * span.start + body, self.__name__, self._file)
-        return env.template_class.from_code(
+        code = env.compile_part("\n" * span.start + body, self.__name__, self._file, name.replace("_", ""))
+        alone: Template = env.template_class.from_code(
             env, code, env.make_globals({other: getattr(self, other) for other in called})
         )
+        return alone

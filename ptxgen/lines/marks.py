@@ -17,8 +17,27 @@ _CALL, _END = ">", "<"  # with a line: what follows comes from a call on it, up 
 _BODY, _BODY_END = "(", ")"  # with a line: what follows is the block that the call there was given, up to its end
 _FILE, _FILE_END = "[", "]"  # what follows is another file's text, which is placed as if nothing called it
 _NO_MACROS = ("caller", "guard", "unless")  # what they print is of their line, or has marks already
-_files: list[str] = []  # of the templates that were compiled
-_marks: dict[str, Mark] = {}  # by what stands between the signs: the index of a file, and a line
+_KINDS = _CALL + _END + _BODY + _BODY_END + _FILE + _FILE_END
+_files: dict[str, str] = {}  # of the templates, by their names
+
+
+class _Marks(dict[str, Mark]):
+    """File and line by what stands between the signs of a line's mark: the name of a template, and the line."""
+
+    def __missing__(self, mark: str) -> Mark:
+        name, _, line = mark.rpartition(":")
+        self[mark] = _files[name], int(line)
+        return self[mark]
+
+
+_marks = _Marks()
+
+
+def is_file_of(name: str, file: str) -> None:
+    """Marks with the name of this template mean that file from now on."""
+    if _files.get(name) != file:
+        _files[name] = file
+        _marks.clear()
 
 
 class LineMarks:
@@ -48,10 +67,6 @@ class LineMarks:
         if not name.endswith(".ptx.j2"):
             yield from stream
             return
-        file = stream.filename or name
-        if file not in _files:
-            _files.append(file)
-        index = _files.index(file)
         opened: list[str] = []  # the calls with blocks that are open here
         fresh = True  # nothing printed on this line so far
         tag: list[Token] = []
@@ -59,18 +74,14 @@ class LineMarks:
             if tag:
                 tag.append(token)
                 if token.type in ("block_end", "variable_end"):
-                    mark = f"{index}:{tag[0].lineno}"
-                    _marks[mark] = (file, tag[0].lineno)
-                    yield from _around(tag, mark, opened, fresh=fresh)
+                    yield from _around(tag, f"{name}:{tag[0].lineno}", opened, fresh=fresh)
                     fresh = fresh and tag[0].type == "block_begin"
                     tag = []
             elif token.type in ("block_begin", "variable_begin"):
                 tag.append(token)
             elif token.type == "data":
                 *lines, last = token.value.split("\n")
-                marks = {f"{index}:{token.lineno + i}": (file, token.lineno + i) for i in range(len(lines))}
-                _marks.update(marks)
-                marked = (f"{line}{_SIGN}{mark}{_SIGN}\n" for line, mark in zip(lines, marks, strict=True))
+                marked = (f"{line}{_SIGN}{name}:{token.lineno + i}{_SIGN}\n" for i, line in enumerate(lines))
                 yield Token(token.lineno, token.type, "".join(marked) + last)
                 fresh = not last.strip() if lines else fresh and not last.strip()
             else:
@@ -141,7 +152,7 @@ def marked_lines(text: str) -> Iterator[tuple[str, Placed]]:
         parts = line.split(_SIGN)
         found = False
         for mark in parts[1::2]:
-            if not mark[0].isdigit():
+            if mark[0] in _KINDS:
                 calls.read(mark)
             elif not found:
                 placed, found = calls.placed(mark), True

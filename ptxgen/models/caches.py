@@ -29,6 +29,17 @@ class CacheForm:
         """Rows of the ring of these layers; 0: they keep all positions."""
         return ring_rows(kind.window, self.rings, shape.max_len)
 
+    def check_rings(self, shape: ModelShape) -> None:
+        """Raise `SpecError` where rings are asked for and no layer of the model would keep one."""
+        if not self.rings or any(self.ring(shape, kind) for kind in shape.kinds):
+            return
+        windows = sorted({kind.window for kind in shape.kinds} - {0})
+        why = "no layer of this model has a window shorter than its cache"
+        if windows:
+            said = f"{' and '.join(map(str, windows))} positions"
+            why = f"with windows of {said} they would be no smaller than the cache of {shape.max_len}"
+        raise SpecError(f"rings: must be 0: {why} (got {self.rings})")
+
     @property
     def batched(self) -> dict[str, Any]:
         """Options of the kernels of batches; pages that come again in the table are a ring."""

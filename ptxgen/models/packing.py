@@ -11,7 +11,8 @@ from ptxgen.models.files.modelfile import SCALED_ROWS, rows_of
 from ptxgen.models.program import Part, Tensor
 from ptxgen.models.spec import ModelSpec
 from ptxgen.weights import weight_format
-from ptxgen.weights.format import TILE_ROWS, WeightFormat, interleave
+from ptxgen.weights.format import TILE_ROWS, WeightFormat
+from ptxgen.weights.order import interleave
 
 SLICE = 16 << 20  # bytes of a packed matrix that are made at a time; that takes up to seven times as many
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from ptxgen.attention.persistent.plan import Region
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert, rope
+from ptxgen.idioms.polls import Polls
 from ptxgen.persistent.plan import (
     BATCH,
     HEADER,
@@ -18,7 +20,6 @@ from ptxgen.persistent.plan import (
     WARPS,
     Plan,
 )  # fmt: skip
-from ptxgen.persistent.polls import Polls
 from ptxgen.weights.format import TILE_ROWS
 
 MBARRIER_BYTES = 16  # of a slot: full, and empty
@@ -135,20 +136,20 @@ class Begin:
                 tiles = plan.kind.tiles(product.cols)
                 units = -(-tiles // WARPS)
                 at = KIND_BYTES * number
-                x, width = plan.regions[product.x]
+                x = plan.regions[product.x]
                 copies = product.x != "qkv"
-                b.op("mul.lo.u32", reads, copy, 4 * (-(-width // 4) * 4) if copies else 0)
-                b.op("add.u32", reads, reads, 4 * x)
+                b.op("mul.lo.u32", reads, copy, 4 * x.pitch if copies else 0)
+                b.op("add.u32", reads, reads, 4 * x.offset)
                 b.op("mov.u32", words[0], tiles)
                 b.op("mov.u32", words[1], units)
                 b.op("st.shared.v4.u32", self.kinds[at], (first, end, words[0], words[1]))
-                out, out_width = plan.regions[product.out] if product.out else (0, 0)
+                out = plan.regions[product.out] if product.out else Region(0, 0)
                 b.op("mov.u32", words[0], product.cols)
                 b.op("mov.u32", words[1], tiles * plan.kind.tile_k)
-                b.op("mov.u32", words[2], 4 * out)
+                b.op("mov.u32", words[2], 4 * out.offset)
                 b.op("st.shared.v4.u32", self.kinds[at + 16], (words[0], words[1], reads, words[2]))
                 last = (tiles - WARPS * (units - 1)) * plan.kind.tile_bytes
-                numbers = (product.rows, 4 * (-(-out_width // 4) * 4), last, plan.kind.record_bytes(product.cols))
+                numbers = (product.rows, 4 * out.pitch, last, plan.kind.record_bytes(product.cols))
                 for word, number_ in zip(words, numbers, strict=True):
                     b.op("mov.u32", word, number_)
                 b.op("st.shared.v4.u32", self.kinds[at + 32], words.regs)

@@ -13,10 +13,10 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
+from ptxgen.idioms.polls import LOAD
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.persistent.begin import Begin, Share
 from ptxgen.persistent.plan import LOAD_COLUMNS, WARPS, Plan
-from ptxgen.persistent.polls import LOAD
 from ptxgen.products.digits import DIGIT_BYTES, DIGITS, split_digits
 from ptxgen.weights.format import CHUNK, OWN
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ptxgen.dtypes import DType
+from ptxgen.attention.persistent import plan as attention
 from ptxgen.persistent.fields import Fields
 from ptxgen.products.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights import weight_format
@@ -60,33 +60,24 @@ class Plan:
         """The format of the weights."""
         return weight_format(self.spec.weights)
 
-    @property
-    def group(self) -> int:
-        """Query heads that a CTA has: those of a KV head, or a part of them."""
-        return self.spec.n_heads // self.heads
+    @cached_property
+    def attends(self) -> attention.Plan:
+        """Of a layer's attention."""
+        at = self.spec
+        return attention.Plan(at.attention, at.rotation, at.ctas, WARPS, at.split_rows, at.group_parts)
 
     @property
-    def heads(self) -> int:
-        """KV heads, each as often as it has parts of its query heads."""
-        return self.spec.n_kv_heads * self.spec.group_parts
-
-    @property
-    def q_width(self) -> int:
-        """Elements of a token's queries."""
-        return self.spec.n_heads * self.spec.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Elements of a token's keys."""
-        return self.spec.n_kv_heads * self.spec.head_dim
+    def qkv_width(self) -> int:
+        """Elements of a token's query, key and value."""
+        return self.attends.q_width + 2 * self.attends.kv_width
 
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """Those of a layer in order, and the last one of all."""
         at = self.spec
         return (
-            Product("qkv", self.q_width + 2 * self.kv_width, at.dim, "down", "qkv", norm=True),
-            Product("o", at.dim, self.q_width, "attended", "o"),
+            Product("qkv", self.qkv_width, at.dim, "down", "qkv", norm=True),
+            Product("o", at.dim, self.attends.q_width, "attended", "o"),
             Product("gate_up", at.hidden, at.dim, "o", "gated", gated=True, norm=True),
             Product("down", at.dim, at.hidden, "gated", "down"),
             Product("head", at.vocab, at.dim, "down", "", norm=True),
@@ -103,20 +94,10 @@ class Plan:
 
     # -- who does what -------------------------------------------------------------------------------------------------
     @property
-    def splits(self) -> int:
-        """CTAs that share the positions of a KV head, at most."""
-        at = self.spec
-        return min(max(1, at.ctas // self.heads), -(-at.max_len // at.split_rows))
-
-    @property
-    def attending(self) -> int:
-        """CTAs that have a part of a KV head's attention: the first parts of all heads, then the second ones, …"""
-        return self.heads * self.splits
-
-    @property
     def alone(self) -> int:
         """Of these, those that take no rows of q, k and v: they ask for keys and values meanwhile."""
-        return self.heads * min(self.splits, self.spec.ctas // 4 // self.heads)
+        attends = self.attends
+        return attends.heads * min(attends.splits, self.spec.ctas // 4 // attends.heads)
 
     # -- what CTAs exchange --------------------------------------------------------------------------------------------
     @property
@@ -124,33 +105,29 @@ class Plan:
         """Copies of what all CTAs read."""
         return min(COPIES, self.spec.ctas)
 
-    @property
-    def part_words(self) -> int:
-        """Words of a split's part: sums of all heads of the group, then maximum and total of each."""
-        return self.group * (self.spec.head_dim + 2)
-
     @cached_property
-    def regions(self) -> dict[str, tuple[int, int]]:
-        """Offset and width of a copy, in words of a layer's slot."""
-        at, found, offset = self.spec, {}, 0
+    def regions(self) -> dict[str, attention.Region]:
+        """Of a layer's slot, by the names that products have for their x and out; "parts" are attention's splits'."""
+        at, attends = self.spec, self.attends
+        found: dict[str, attention.Region] = {}
+        offset = 0
         widths = {
-            "qkv": (1, self.q_width + 2 * self.kv_width),
-            "attended": (self.copies, self.q_width),
+            "qkv": (1, self.qkv_width),
+            "attended": (self.copies, attends.q_width),
             "o": (self.copies, at.dim),
             "gated": (self.copies, at.hidden),
             "down": (self.copies, at.dim),
-            "parts": (1, self.attending * -(-self.part_words // 4) * 4 if self.splits > 1 else 0),
+            "parts": (1, attends.attending * attends.part_pitch if attends.splits > 1 else 0),
         }
         for name, (copies, width) in widths.items():
-            found[name] = (offset, width)
-            offset += copies * (-(-width // 4) * 4)
-        found["end"] = (offset, 0)
+            found[name] = attention.Region(offset, width, copies)
+            offset = found[name].end
         return found
 
     @property
     def slot_words(self) -> int:
         """Words of a layer's slot."""
-        return self.regions["end"][0]
+        return self.regions["parts"].end
 
     @property
     def exchange_words(self) -> int:
@@ -168,12 +145,7 @@ class Plan:
         """Of the longest x as digits."""
         kind = self.kind
         widest = max(kind.tiles(product.cols) for product in self.products) * kind.tile_k
-        return max(widest // CHUNK * DIGITS * DIGIT_BYTES, self.outputs_bytes)
-
-    @property
-    def outputs_bytes(self) -> int:
-        """Of what the warps' attention leaves, which lies where the digits do."""
-        return WARPS * self.group * self.spec.head_dim * 4
+        return max(widest // CHUNK * DIGITS * DIGIT_BYTES, self.attends.outputs_bytes)
 
     @property
     def loads(self) -> int:
@@ -193,7 +165,8 @@ class Plan:
     def static_bytes(self) -> int:
         """Of the other shared variables, roughly."""
         table = OP_BYTES * self.ops + 16 * self.spec.n_layers + KIND_BYTES * 5
-        heads = 4 * (self.group + 2) * self.spec.head_dim + 8 * self.spec.head_dim + 16 * WARPS * self.group
+        group, dim = self.attends.group, self.attends.dim
+        heads = 4 * (group + 2) * dim + 8 * dim + 16 * WARPS * group
         return 2 * BATCH * TILE_ROWS * SUM_BYTES + table + heads + 2048
 
     @property
@@ -206,29 +179,3 @@ class Plan:
     def dynamic_bytes(self) -> int:
         """Of the ring and the digits."""
         return self.stages * self.unit_bytes + self.digit_bytes
-
-    # -- attention -----------------------------------------------------------------------------------------------------
-    @property
-    def row_lanes(self) -> int:
-        """Lanes that share a row of K: eight elements each."""
-        return self.spec.head_dim // 8
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of K that a warp loads with one instruction."""
-        return 32 // self.row_lanes
-
-    @property
-    def unroll(self) -> int:
-        """Loads of K that a lane has under way."""
-        return max(1, (4 if not self.crowded else 2 if self.group <= 5 else 1) * 2 // self.kv_dtype.bytes)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether registers are short for all queries of a KV head."""
-        return self.group > 4
-
-    @property
-    def kv_dtype(self) -> DType:
-        """The cache's."""
-        return self.spec.kv_dtype

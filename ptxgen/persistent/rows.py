@@ -52,8 +52,8 @@ class Rows:
             b.op("mad.lo.u32", self.digits_at, at.warp, tile_digits, self.digits_at)
             self.tile = b.op("mul.lo.u32", "tile_in_unit", at.warp, plan.kind.tile_bytes)
             self.by_lane, self.by_row = b.reg("words_by_lane", "u32"), None
-            strides = {piece.by: piece.stride for piece in plan.kind.pieces if piece.by == "lane"}
-            b.op("mad.lo.u32", self.by_lane, at.lane, strides["lane"], self.tile)
+            stride = next(piece.stride for piece in plan.kind.pieces if piece.by == "lane")
+            b.op("mad.lo.u32", self.by_lane, at.lane, stride, self.tile)
             self.mine = b.op("mov.u32", "sums_mine", at.sums)
             b.op("mad.lo.u32", self.mine, at.row, SUM_BYTES, self.mine)
             b.op("mad.lo.u32", self.mine, at.warp, 4, self.mine)

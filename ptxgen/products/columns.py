@@ -27,6 +27,7 @@ from ptxgen.products.digits import (
 from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
+    from ptxgen.products.reader import Place
     from ptxgen.weights.format import Piece, WeightFormat
 
 MMA_BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
@@ -57,7 +58,7 @@ class Columns(ABC):
         return self.kind.pieces
 
     @abstractmethod
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+    def begin(self, place: Place, quad: Reg, digits: Digits | None) -> None:
         """Where the lane finds x; `digits` says where it lies, unless the columns know."""
 
     @abstractmethod
@@ -83,14 +84,14 @@ class Columns(ABC):
 class DigitColumns(Columns):
     """Three bf16 digits on three columns of N."""
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+    def begin(self, place: Place, quad: Reg, digits: Digits | None) -> None:
         assert digits is not None
         b = self.b
         base = b.op("mov.u32", "x_base", digits.vector)
-        b.op("mad.lo.u32", base, row, DIGIT_BYTES, base)
+        b.op("mad.lo.u32", base, place.row, DIGIT_BYTES, base)
         b.op("mad.lo.u32", base, quad, DIGIT_BYTES // 4, base)
         self.x_bases, self.x_steps = (base,), (DIGITS * DIGIT_BYTES * self.kind.chunks,)
-        self.digit, self.has_digit = b.array("x_digit", "b32", 2), b.op("setp.lt.u32", "has_digit", row, DIGITS)
+        self.digit, self.has_digit = b.array("x_digit", "b32", 2), b.op("setp.lt.u32", "has_digit", place.row, DIGITS)
         convert.clear(b, self.digit)
         self.products, self.totals = b.array("product", "f32", 4), b.array("sum", "f32", 2).regs
         self.zero = b.op("mov.f32", "zero_sum", 0.0)
@@ -122,17 +123,17 @@ class BlockColumns(Columns):
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+    def begin(self, place: Place, quad: Reg, digits: Digits | None) -> None:
         assert isinstance(digits, Blocks)
-        b, kind = self.b, self.kind
+        b, kind, self.odd = self.b, self.kind, place.odd
         self.words = kind.x_block // 8  # of a digit of a block that a lane loads
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
-        b.op("mad.lo.u32", base, lane, 4 * self.words, base)
+        b.op("mad.lo.u32", base, place.lane, 4 * self.words, base)
         b.op("mad.lo.u32", factors, quad, FACTOR_BYTES, factors)
         self.x_bases = (base, factors)
         self.x_steps = (4 * kind.tile_k, BLOCKS * FACTOR_BYTES)
-        own = b.op("shr.u32", "own_block", row, 1)
+        own = b.op("shr.u32", "own_block", place.row, 1)
         self.owns = b.array("owns_block", "pred", BLOCKS)
         self.digit = b.array("x_digit", "b32", BLOCKS * self.words)
         for i, owns in enumerate(self.owns):
@@ -156,7 +157,7 @@ class BlockColumns(Columns):
                 b.op(MMA_F16, tuple(self.products), tuple(a), tuple(digit[i : i + 2]), tuple(sums))
                 sums = self.products.regs
         values = [self._sum(half) for half in (0, 1)]
-        kind.add_blocks(b, words, [values], (), self.totals)
+        kind.add_blocks(b, words, [values], (), self.totals, self.odd)
 
     def _sum(self, half: int) -> Reg:
         """Both digits' products of row g or g + 8, added up, times the power of two."""
@@ -180,9 +181,9 @@ class IntegerColumns(Columns):
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+    def begin(self, place: Place, quad: Reg, digits: Digits | None) -> None:
         assert isinstance(digits, Integers)
-        b, kind = self.b, self.kind
+        b, kind, self.odd = self.b, self.kind, place.odd
         self.factor_bytes = digits.factor_bytes
         unit = unit_of(kind)
         self.unit_groups, self.units = unit // kind.x_block // 2, kind.tile_k // unit
@@ -192,7 +193,7 @@ class IntegerColumns(Columns):
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
         b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
-        parity, digit = b.op("shr.u32", "own_parity", row, 2), b.op("and.b32", "own_digit", row, 3)
+        parity, digit = b.op("shr.u32", "own_parity", place.row, 2), b.op("and.b32", "own_digit", place.row, 3)
         b.op("mad.lo.u32", base, parity, self.unit_bytes // 2, base)
         b.op("mad.lo.u32", base, digit, QUAD * lane_bytes, base)
         b.op("mad.lo.u32", base, quad, lane_bytes, base)
@@ -236,7 +237,7 @@ class IntegerColumns(Columns):
                 self._sum_digits(values, own[group])
                 sums.append(values)
         b.note("every block's sum times its scale", after=convert.RUN)
-        kind.add_blocks(b, words, sums, x_sums, self.totals)
+        kind.add_blocks(b, words, sums, x_sums, self.totals, self.odd)
 
     def _multiply_group(self, words: Sequence[Reg], unit: int, group: int) -> None:
         """Two blocks; blocks of 32 columns one after the other, blocks of 16 as the halves of a fragment."""

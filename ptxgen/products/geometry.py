@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
+SLOT_BYTES = 4 * 16  # of a warp's sums of a record: 16 rows, f32
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
 CROWDED_WARPS = 4  # of a CTA whose threads have so many registers that two CTAs of eight warps do not fit
 MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory

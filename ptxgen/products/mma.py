@@ -16,7 +16,8 @@ from ptxgen.products.digits import DIGITS, split_digits
 from ptxgen.products.geometry import FEW_WORDS
 from ptxgen.products.loop import Inputs, TileLoop, row_of
 from ptxgen.products.product import Tokens
-from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, constant, pair_of_bf16
+from ptxgen.weights.bits import constant, pair_of_bf16
+from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS
 
 TOKENS = 8
 ASKED_TOGETHER = 4  # chunks of a `late` loop whose x is asked for at once

@@ -21,7 +21,7 @@ from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_f
 from ptxgen.products.weighted import Weighted
 from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import separate
+from ptxgen.weights.order import separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,7 +170,7 @@ class Product(Weighted):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        from ptxgen.weights.format import interleave
+        from ptxgen.weights.order import interleave
 
         kind = self.kind
         packed = []

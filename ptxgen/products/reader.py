@@ -23,6 +23,22 @@ class Pattern(NamedTuple):
     step: int
 
 
+class Place(NamedTuple):
+    """Where a lane stands in a tile, 4g + t: what pieces are counted by (`Piece.by`); None for what no piece wants."""
+
+    lane: Reg
+    row: Reg  # g
+    side: Reg | None = None
+    own: Reg | None = None
+    pair: Reg | None = None
+    odd: Reg | None = None  # 1 where t is odd; there with `own`
+
+    def by(self, pattern: Pattern) -> Reg:
+        """What counts a pattern's pieces."""
+        found: Reg = getattr(self, pattern.by)
+        return found
+
+
 class TileReader:
     """Reads tiles of records of `cols` columns; `each` is the number of records that a record index counts, `pieces`
     what is read of a tile, by default all that the format has, `tiles` how many of a record one after the other, by
@@ -46,24 +62,26 @@ class TileReader:
         step = self.kind.tile_bytes if piece.step is None else piece.step
         return Pattern(piece.by, piece.stride, piece.in_trailer, step)
 
-    def locate(self, b: Builder, weight: Reg, lane: Reg, row: Reg, tile: Reg | int) -> None:
+    def locate(self, b: Builder, weight: Reg, lane: Reg, row: Reg, tile: Reg | int) -> Place:
         """Addresses of a tile in record 0, for a lane of a warp that owns row `row` (0 … 7) of the upper half."""
-        by = {"lane": lane, "row": row}
+        place = Place(lane, row)
         if any(pattern.by in ("side", "own") for pattern in self.bases):
-            side = by["side"] = b.op("and.b32", "lane_side", lane, 3)
+            side = b.op("and.b32", "lane_side", lane, 3)
             b.op("shr.u32", side, side, 1)
             odd = b.op("and.b32", "lane_odd", lane, 1)
             b.op("mad.lo.u32", side, row, 4, side)
-            by["own"] = b.op("mad.lo.u32", "lane_own", odd, 2, side)
+            place = place._replace(side=side, odd=odd, own=b.op("mad.lo.u32", "lane_own", odd, 2, side))
         if any(pattern.by == "pair" for pattern in self.bases):
-            pair = by["pair"] = b.op("bfe.u32", "lane_pair", lane, 1, 1)
+            pair = b.op("bfe.u32", "lane_pair", lane, 1, 1)
             b.op("mad.lo.u32", pair, row, 2, pair)
+            place = place._replace(pair=pair)
         for pattern, base in self.bases.items():
-            b.op("mad.wide.u32", base, by[pattern.by], pattern.stride, weight)
+            b.op("mad.wide.u32", base, place.by(pattern), pattern.stride, weight)
             if pattern.in_trailer:
                 b.op("add.u64", base, base, self.kind.tiles(self.cols) * self.kind.tile_bytes)
             if isinstance(tile, Reg) and pattern.step:
                 b.op("mad.wide.u32", base, tile, pattern.step, base)
+        return place
 
     def go_to(self, b: Builder, record: Reg, pred: Reg | Not | None = None) -> None:
         """To a record."""

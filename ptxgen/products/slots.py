@@ -9,13 +9,11 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import divide
-from ptxgen.products.geometry import Runs
+from ptxgen.products.geometry import SLOT_BYTES, Runs
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.stream import Stream
-
-SLOT_BYTES = 4 * TILE_ROWS
 
 
 class RunSlots:

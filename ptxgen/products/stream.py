@@ -11,9 +11,8 @@ from ptxgen.idioms.threads import divide
 from ptxgen.idioms.threads import split as divided
 from ptxgen.products.columns import Columns, columns_of
 from ptxgen.products.digits import Digits
-from ptxgen.products.geometry import Runs
+from ptxgen.products.geometry import SLOT_BYTES, Runs
 from ptxgen.products.reader import TileReader
-from ptxgen.products.slots import SLOT_BYTES
 
 if TYPE_CHECKING:
     from ptxgen.products.weighted import Weighted
@@ -77,7 +76,7 @@ class Stream:
                 place = b.op("mul.lo.u32", "first_of_rank", self.rank, at.tiles)
                 b.op("min.u32", place, place, self.kind.tiles(self.spec.k) - at.tiles)
                 self.first_of_rank, place = place, b.op("add.u32", "tile_of_record", place, tile)
-            self.reader.locate(b, b.ld_param(weight), self.lane, self.row, place)
+            self.place = self.reader.locate(b, b.ld_param(weight), self.lane, self.row, place)
             whole = b.op("mad.lo.u32", "record", first, at.parts, record)
             self.reader.go_to(b, whole)
             self.more = b.op("setp.gt.u32", "has_tiles", self.left, 0)
@@ -130,7 +129,7 @@ class Stream:
         """Everything else. `slots`: where the CTA's slots begin, of 16 f32 each."""
         b = self.b
         with b.fragment("begin", "where the lane reads x; sums of 0"):
-            self.columns.begin(self.lane, self.row, self.quad, digits)
+            self.columns.begin(self.place, self.quad, digits)
             self.x_at = []
             for base, step in zip(self.columns.x_bases, self.columns.x_steps, strict=True):
                 self.x_at.append(b.op("mad.lo.u32", f"{base.name}_at", self.tile, step, base))

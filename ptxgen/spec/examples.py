@@ -6,7 +6,7 @@ Also what is legal in their place: ranges of sizes, and arrays that a caller bri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -14,8 +14,16 @@ from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
 from ptxgen.launch import Param, evaluate
 
-if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType
+
+class Sized(Protocol):
+    """What is asked of a spec here: its sizes, and what is legal for them."""
+
+    kernel_name: ClassVar[str]
+    sizes: ClassVar[Mapping[str, int]]
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The least and the largest of every capacity, length and position."""
+
 
 POISON_BYTE = 0x80  # of an integer output
 
@@ -59,7 +67,7 @@ def arguments(
     return out
 
 
-def ranges(spec: KernelType, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def ranges(spec: Sized, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """The least and the largest of every capacity, length and position, by the name of the size or of the argument.
 
     `sizes` override the spec's own.
@@ -67,7 +75,7 @@ def ranges(spec: KernelType, sizes: Mapping[str, int]) -> dict[str, tuple[int, i
     return spec.ranges({**spec.sizes, **sizes})
 
 
-def check_sizes(spec: KernelType, sizes: Mapping[str, int]) -> None:
+def check_sizes(spec: Sized, sizes: Mapping[str, int]) -> None:
     """Raise `SpecError` for a size that the spec does not have, or that is outside its range (see `ranges`)."""
     if unknown := sizes.keys() - spec.sizes.keys():
         known = ", ".join(spec.sizes)
@@ -76,7 +84,7 @@ def check_sizes(spec: KernelType, sizes: Mapping[str, int]) -> None:
 
 
 def checked_inputs(
-    spec: KernelType, example: Mapping[str, Any], inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]
+    spec: Sized, example: Mapping[str, Any], inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]
 ) -> dict[str, Any]:
     """Arrays that replace arguments of `example`, as a launch takes them; zero-dimensional ones are scalars.
 
@@ -95,7 +103,7 @@ def checked_inputs(
     return fitted
 
 
-def _check_ranges(spec: KernelType, values: Mapping[str, Any], sizes: Mapping[str, int], names: Sequence[str]) -> None:
+def _check_ranges(spec: Sized, values: Mapping[str, Any], sizes: Mapping[str, int], names: Sequence[str]) -> None:
     limits = ranges(spec, sizes)
     for name in names:
         if name not in limits:

@@ -11,13 +11,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from ptxgen.dtypes import DTYPES, dtype
-from ptxgen.spec.legality import bounds, choices, draft, numbers
-
-if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType
+from ptxgen.spec.legality import Ruled, bounds, choices, draft, numbers
 
 Values = Sequence[object] | Callable[[Mapping[str, Any]], Sequence[object]]
 MOST_DRAWN = 1 << 18  # of a size whose rule sets no closer bound
@@ -87,10 +84,10 @@ def field(
     return dataclasses.field(default=default, metadata={**(like or {}), **said})
 
 
-def domain(cls: type[KernelType], name: str) -> Domain:
+def domain(cls: type[Ruled], name: str) -> Domain:
     """What is known of a field of a kernel type."""
     found = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
-    known: dict[str, Any] = {**_shared(cls, name), **found.metadata}  # type: ignore[arg-type]
+    known: dict[str, Any] = {**_shared(cls, name), **found.metadata}
     if not known.keys() >= {"draws", "refuses"}:
         known = {**_by_rules(cls, found), **known}
     if not callable(known["draws"]) and not str(found.type).replace(" ", "").endswith("|None"):
@@ -103,14 +100,14 @@ def short_of(found: dataclasses.Field[Any]) -> str:
     return str(found.metadata.get("short", SHARED.get(found.name, {}).get("short", found.name)))
 
 
-def doc_beside(cls: type[KernelType], name: str) -> str:
+def doc_beside(cls: type[Ruled], name: str) -> str:
     """What `field(doc=…)` says of a field; empty where it says nothing."""
     found = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
     return str(found.metadata.get("doc", ""))
 
 
 @lru_cache(maxsize=1024)
-def _shared(cls: type[KernelType], name: str) -> Said:
+def _shared(cls: type[Ruled], name: str) -> Said:
     """What `SHARED` says of a name, without its values where the kernel type's rules or types say otherwise of one."""
     said = SHARED.get(name, {})
     draws = said.get("draws", ())
@@ -120,13 +117,13 @@ def _shared(cls: type[KernelType], name: str) -> Said:
     return {"doc": said.get("doc", "")}
 
 
-def _refused(cls: type[KernelType], name: str, value: object) -> bool:
+def _refused(cls: type[Ruled], name: str, value: object) -> bool:
     """Whether a rule about this field is against a value, beside the first golden's others."""
     _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: value})
     return any(reason.startswith(f"{name}:") for reason in reasons)
 
 
-def _by_rules(cls: type[KernelType], found: dataclasses.Field[Any]) -> dict[str, tuple[object, ...]]:
+def _by_rules(cls: type[Ruled], found: dataclasses.Field[Any]) -> dict[str, tuple[object, ...]]:
     """Values to draw and to refuse that follow from a field's type and rules."""
     kind = str(found.type).replace(" ", "").removesuffix("|None")
     if kind == "bool":

@@ -10,20 +10,34 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from ptxgen.dtypes import DType
 from ptxgen.rules import Bounds, OneOf
 from ptxgen.spec.field_values import coerce
 
 if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType
     from ptxgen.targets import Target
 
+
+class Ruled(Protocol):
+    """What is asked of a kernel type here: its rules, and goldens, which are legal."""
+
+    goldens: ClassVar[tuple[Mapping[str, object], ...]]
+    lowest_target: ClassVar[str]
+
+    def rules(self) -> Iterator[str]:
+        """Reasons against the fields, whatever the target."""
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        """Reasons against a target."""
+
+
+R = TypeVar("R", bound=Ruled)
 _TURNS = 3  # stand-ins that a field without a value gets, where there are so many
 
 
-def settle(spec: KernelType, given: Mapping[str, object]) -> tuple[str, ...]:
+def settle(spec: Ruled, given: Mapping[str, object]) -> tuple[str, ...]:
     """Set every field of a new spec, in its type; returns the reasons against types and by the spec's rules."""
     wrong: dict[str, str] = {}  # field -> why it has no value of its type
     foreign: set[str] = set()  # those of them that hold a dtype which does not exist, for the rules to judge
@@ -52,7 +66,7 @@ def settle(spec: KernelType, given: Mapping[str, object]) -> tuple[str, ...]:
     return (*wrong.values(), *others)
 
 
-def _whatever_stands_in(spec: KernelType, without: Iterable[str]) -> list[str]:
+def _whatever_stands_in(spec: Ruled, without: Iterable[str]) -> list[str]:
     """The reasons by the rules that hold with every stand-in for the fields that are `without` a value."""
     fields = [field for field in _fields(type(spec)) if field.name in without]
     runs = [list(spec.rules())]
@@ -69,7 +83,7 @@ def _common(runs: Sequence[Sequence[str]]) -> list[str]:
     return [reason for reason in runs[0] if all(reason in run for run in runs[1:])] if runs else []
 
 
-def draft(cls: type[KernelType], given: Mapping[str, object]) -> tuple[KernelType, tuple[str, ...]]:
+def draft(cls: type[R], given: Mapping[str, object]) -> tuple[R, tuple[str, ...]]:
     """A spec of these fields, legal or not, and every reason against it; unknown fields are among them."""
     import difflib
 
@@ -83,7 +97,7 @@ def draft(cls: type[KernelType], given: Mapping[str, object]) -> tuple[KernelTyp
     return spec, (*unknown, *settle(spec, given))
 
 
-def target_reasons(spec: KernelType, reasons: Iterable[str], where: Target) -> Iterator[str]:
+def target_reasons(spec: Ruled, reasons: Iterable[str], where: Target) -> Iterator[str]:
     """Why a spec, against which there may be `reasons` already, cannot be had for a target."""
     from ptxgen.targets import target as parse_target
 
@@ -99,7 +113,7 @@ def target_reasons(spec: KernelType, reasons: Iterable[str], where: Target) -> I
     yield from _common(runs)
 
 
-def _repaired(spec: KernelType, reasons: tuple[str, ...], turn: int) -> tuple[KernelType | None, frozenset[str]]:
+def _repaired(spec: R, reasons: tuple[str, ...], turn: int) -> tuple[R | None, frozenset[str]]:
     """A legal spec near an illegal one, with a turn's stand-ins, and the fields that it has not got from there."""
     names = {field.name for field in _fields(type(spec))}
     replaced: frozenset[str] = frozenset()
@@ -113,26 +127,26 @@ def _repaired(spec: KernelType, reasons: tuple[str, ...], turn: int) -> tuple[Ke
     return spec, replaced
 
 
-def choices(cls: type[KernelType], name: str) -> tuple[str, ...]:
+def choices(cls: type[Ruled], name: str) -> tuple[str, ...]:
     """What a field may be, where its rule lists it (dtypes, styles): the answer to a value that nothing takes."""
     _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: "?"})
     listed = (reason.choices for reason in reasons if isinstance(reason, OneOf) and reason.startswith(f"{name}:"))
     return next(listed, ())
 
 
-def numbers(cls: type[KernelType], name: str) -> tuple[str, ...]:
+def numbers(cls: type[Ruled], name: str) -> tuple[str, ...]:
     """What a number may be, where its rule lists it."""
     listed = (r.choices for r in _against_a_number(cls, name) if isinstance(r, OneOf))
     return next(listed, ())
 
 
-def bounds(cls: type[KernelType], name: str) -> tuple[float, float, int] | None:
+def bounds(cls: type[Ruled], name: str) -> tuple[float, float, int] | None:
     """The least and the largest value of a number, and their step, where its rule bounds it; None where none does."""
     found = (r for r in _against_a_number(cls, name) if isinstance(r, Bounds))
     return next(((r.low, r.high, r.step) for r in found), None)
 
 
-def _against_a_number(cls: type[KernelType], name: str) -> list[str]:
+def _against_a_number(cls: type[Ruled], name: str) -> list[str]:
     """The reasons that a field's rules give against a number that nothing takes."""
     _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: -(1 << 62)})
     return [reason for reason in reasons if reason.startswith(f"{name}:")]
@@ -143,7 +157,7 @@ def mentions(reason: str, fields: Iterable[str]) -> bool:
     return any(re.search(rf"\b{name}\b", reason) for name in fields)
 
 
-def _fields(cls: type[KernelType]) -> tuple[dataclasses.Field[Any], ...]:
+def _fields(cls: type[Ruled]) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(cls)  # type: ignore[arg-type]
 
 
@@ -151,13 +165,13 @@ def _needed(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _stand_in(cls: type[KernelType], field: dataclasses.Field[Any], turn: int = 0) -> object:
+def _stand_in(cls: type[Ruled], field: dataclasses.Field[Any], turn: int = 0) -> object:
     """A legal value: the default, or that of the first golden; another in another turn. None where there is none."""
     values = stand_ins(cls, field)
     return values[turn % len(values)] if values else None
 
 
-def stand_ins(cls: type[KernelType], field: dataclasses.Field[Any]) -> tuple[object, ...]:
+def stand_ins(cls: type[Ruled], field: dataclasses.Field[Any]) -> tuple[object, ...]:
     """Different values of a field: its default, those in goldens, and for a size twice the first golden's.
 
     Goldens are legal, and twice the sizes of one are so too, or break rules that mention these very fields.

@@ -5,6 +5,8 @@ Importing this imports neither torch nor transformers; `install` does.
 
 from __future__ import annotations
 
+from typing import Any
+
 NAME = "ptxgen"
 PAGED = f"paged|{NAME}"
 
@@ -30,3 +32,18 @@ def install() -> None:
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(PAGED, paged_attention)
     AttentionMaskInterface.register(NAME, bounds_mask)
+
+
+def growing_cache(config: Any) -> Any:
+    """A cache to give a model with this `config` as `past_key_values`: a `DynamicCache` that appends keys and values in
+    place, where transformers' own copies all of them for every token.
+
+    It takes up to an eighth more memory, or room for 256 positions. Layers with a window are transformers' own. For
+    every implementation of attention; ours reads keys and values where they lie. Raises `ImportError` with the extra to
+    install where torch or transformers is missing.
+    """
+    try:
+        from ptxgen.transformers.cache import GrowingCache
+    except ImportError as missing:
+        raise ImportError(f"ptxgen.transformers.growing_cache: {missing}: pip install 'ptxgen[transformers]'") from None
+    return GrowingCache(config=config)

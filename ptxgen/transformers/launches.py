@@ -46,6 +46,20 @@ def capacity(rows: int) -> int:
     return max(SHORTEST, 1 << (rows - 1).bit_length())
 
 
+_ends: dict[torch.device, tuple[int, int, Tensor]] = {}
+
+
+def same_ends(device: torch.device, batch: int, value: int) -> Tensor:
+    """int32 `[batch]` of one value that changes from step to step; the layers of a step share it."""
+    kept = _ends.get(device)
+    if kept is not None and kept[:2] == (batch, value):
+        return kept[2]
+    made = torch.full((batch,), value, dtype=torch.int32, device=device)
+    if device.type == "cpu" or not _is_capturing(device.index):  # what is captured is of that graph
+        _ends[device] = batch, value, made
+    return made
+
+
 class Constant:
     """int32 `[count]` of one value on a GPU, in memory of ours: torch's would be of the graph that is captured just
     then. As much of a tensor as a launch asks for; kept as long as the process lives."""

@@ -3,7 +3,7 @@
 | queries | keys | kernel |
 | --- | --- | --- |
 | one | a whole buffer of which the ends count (static caches) | `IncrementalAttention` of that length |
-| one | all keys (caches that grow), or padding on the left | `IncrementalAttention`, strided |
+| one | all keys (of caches that grow, by themselves or in larger tensors), or padding on the left | the same, strided |
 | more | all keys | `MultiHeadAttention` over heads; the batch's heads are heads |
 | more | ends, or padding on the left | `MultiHeadAttention` of a ragged batch, padding moved to the right |
 """
@@ -18,7 +18,7 @@ from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
 from ptxgen.torch import _kind, _launch
 from ptxgen.torch_pages import attend as attend_paged
 from ptxgen.torch_pages import made
-from ptxgen.transformers.launches import again, capacity, constant, remember, site_of
+from ptxgen.transformers.launches import again, capacity, constant, remember, same_ends, site_of
 
 MOST_HEADS = 1024  # of MultiHeadAttention
 ALL = (1 << 31) - 1  # an end behind all keys
@@ -80,14 +80,40 @@ def attend_now(
     if not out.numel():
         return out
     window = 0 if window >= key.shape[2] else window
-    key, value = key.contiguous(), value.contiguous()
+    pitch = pitch_of(key, value)
+    if not pitch:
+        key, value, pitch = key.contiguous(), value.contiguous(), key.shape[2]
     if query.shape[2] == 1:
-        _decode(out, query, key, value, bounds, sinks, scale, soft_cap, window)
+        _decode(out, query, key, value, pitch, bounds, sinks, scale, soft_cap, window)
     elif bounds is None and query.shape[0] * query.shape[1] <= MOST_HEADS:
-        _prefill_all(out, query, key, value, sinks, scale, soft_cap, window, causal)
+        _prefill_all(out, query, key, value, pitch, sinks, scale, soft_cap, window, causal)
     else:
+        key, value = key.contiguous(), value.contiguous()
         _prefill_bounded(out, query, key, value, bounds, sinks, scale, soft_cap, window, causal)
     return out
+
+
+def pitch_of(key: Tensor, value: Tensor) -> int:
+    """Rows from head to head of both, `[batch, kv_heads, keys, dim]`: as many as there are, more where they are the
+    beginning of larger tensors, 0 where they lie otherwise."""
+    batch, heads, rows, dim = key.shape
+    if key.is_contiguous() and value.is_contiguous():
+        return int(rows)
+    strides = key.stride()
+    pitch = strides[1 if heads > 1 else 0] // dim
+    if strides != value.stride() or strides[2:] != (dim, 1) or pitch < rows:
+        return 0
+    if (heads > 1 and strides[1] != pitch * dim) or (batch > 1 and strides[0] != heads * pitch * dim):
+        return 0
+    count = batch * heads * pitch * dim
+    held = (x.untyped_storage().nbytes() // x.itemsize - x.storage_offset() for x in (key, value))
+    return int(pitch) if count <= min(held) else 0
+
+
+def whole(x: Tensor, pitch: int) -> Tensor:
+    """The tensor `[batch, kv_heads, pitch, dim]` that these are the beginning of."""
+    batch, heads, rows, dim = x.shape
+    return x if rows == pitch else x.as_strided((batch, heads, pitch, dim), (heads * pitch * dim, pitch * dim, dim, 1))
 
 
 def _decode(
@@ -95,6 +121,7 @@ def _decode(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    pitch: int,
     bounds: Tensor | None,
     sinks: Tensor | None,
     scale: float,
@@ -104,20 +131,25 @@ def _decode(
     """One query a sequence. A call like one before on its stream only writes addresses: time on the host counts."""
     rows = key.shape[2]
     width = 0 if bounds is None else bounds.shape[-1]
-    max_len = rows if width == 1 else capacity(rows)
+    if width == 1 and pitch != rows:
+        key, value, pitch = key.contiguous(), value.contiguous(), rows
+    max_len = rows if width == 1 else capacity(pitch)
     tensors = [query if query.is_contiguous() else query.contiguous(), key, value, out]
     if sinks is not None:
         tensors.append(sinks)
     if bounds is not None:
         columns = bounds[:, 0, 0]
         tensors += [bounds] if width == 1 else [columns[:, i].contiguous() for i in range(2)]
-    scalars: tuple[int, ...] = () if width == 1 else (rows,)
+    scalars: tuple[int, ...] = () if width == 1 else (pitch,)
+    batch, heads, _, dim = query.shape
     device = query.device
+    if not width:  # also those that stay: a call of another pitch is alike, and shares the launch
+        tensors += [constant(device, batch, 0)]
+        tensors += [constant(device, batch, ALL) if pitch == rows else same_ends(device, batch, rows)]
     alike = (query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window)
     site = site_of(device, "decode", *alike)
     if again(site, tensors, scalars):
         return
-    batch, heads, _, dim = query.shape
     spec = made(
         IncrementalAttention,
         max_len=max_len,
@@ -133,8 +165,7 @@ def _decode(
         sinks=sinks is not None,
         strided=width != 1,
     )
-    if bounds is None:
-        tensors += [constant(device, batch, 0), constant(device, batch, ALL)]
+    tensors[1:3] = whole(key, pitch), whole(value, pitch)
     names = ["q", "k_cache", "v_cache", "out", *(["sinks"] if sinks is not None else [])]
     names += ["seq_lens"] if width == 1 else ["starts", "seq_lens"]
     shaped = dict(zip(names, tensors, strict=True))
@@ -143,9 +174,9 @@ def _decode(
     if width == 1:
         launched = _launch(spec, shaped, {"batch": batch})
     else:
-        keys = max_len if device.type == "cuda" else rows
+        keys = max_len if device.type == "cuda" else pitch
         growing = ("k_cache", "v_cache", *(("starts", "seq_lens") if bounds is None else ()))
-        launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": rows}, growing)
+        launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": pitch}, growing)
     remember(site, launched)
 
 
@@ -154,6 +185,7 @@ def _prefill_all(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    pitch: int,
     sinks: Tensor | None,
     scale: float,
     soft_cap: float,
@@ -167,9 +199,9 @@ def _prefill_all(
     tensors = {"q": query.transpose(1, 2).contiguous(), "k": key, "v": value, "out": out}
     if sinks is not None:
         tensors["sinks"] = sinks if batch == 1 else sinks.repeat(batch)
-    scalars = {"q_len": queries, "kv_len": keys, "q_rows": queries, "kv_rows": keys}
-    site = site_of(query.device, "prefill", query.shape, key.shape, query.dtype, sinks is None, scale, soft_cap, window,
-                 causal)  # fmt: skip
+    scalars = {"q_len": queries, "kv_len": keys, "q_rows": queries, "kv_rows": pitch}
+    site = site_of(query.device, "prefill", query.shape, key.shape, pitch, query.dtype, sinks is None, scale, soft_cap,
+                   window, causal)  # fmt: skip
     if not again(site, tensors.values(), scalars.values()):
         spec = made(
             MultiHeadAttention,
@@ -186,8 +218,8 @@ def _prefill_all(
             window=window if causal else 0,
             sinks=sinks is not None,
         )
-        flat = {name: tensor.view(-1, keys, dim) for name, tensor in (("k", key), ("v", value))}
-        remember(site, _launch(spec, tensors | flat, {"n_tokens": queries, "n_keys": keys}, scalars))
+        flat = {name: whole(tensor, pitch).view(-1, pitch, dim) for name, tensor in (("k", key), ("v", value))}
+        remember(site, _launch(spec, tensors | flat, {"n_tokens": queries, "n_keys": pitch}, scalars))
 
 
 def _prefill_bounded(

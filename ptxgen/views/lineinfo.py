@@ -6,23 +6,32 @@ Both are made from a generated text and its source map; the code stays as it is.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.checks import check
-from ptxgen.lines.sources import Origin, Place, remember
-from ptxgen.nodes import instructions
+from ptxgen.lines.sources import Origin, Place, SourceMap, remember
+from ptxgen.nodes import Module, instructions
 from ptxgen.parser import parse
-from ptxgen.requires import requirements
+from ptxgen.requires import Requirements, requirements
 
 if TYPE_CHECKING:
-    from ptxgen.generator import Ptx
+    from ptxgen.views.written import Written
 
 _COLUMN = 88  # where annotations begin, behind shorter lines
 
 
-def annotated(ptx: Ptx) -> str:
+class LineInfo(NamedTuple):
+    """What differs of a kernel whose text has `.file` and `.loc`; the names are those of `Ptx`."""
+
+    text: str
+    requires: Requirements
+    digest: str
+    module: Module
+    source_map: SourceMap
+
+
+def annotated(ptx: Written) -> str:
     """The text with the origin of every instruction behind it, as a comment."""
     code = _instruction_lines(ptx)
     lines = []
@@ -32,12 +41,12 @@ def annotated(ptx: Ptx) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_line_info(ptx: Ptx) -> Ptx:
+def with_line_info(ptx: Written) -> LineInfo:
     """The same kernel with `.file` and `.loc`: an instruction is at the line of Python that emitted it, inlined at the
     line of `build` that called an idiom, and this at the line of the kernel's template that places the fragment, or
     that calls the macro which does.
 
-    Raises `.version` to 7.2, the first with such places. Only the text, its digest, and what it requires differ.
+    Raises `.version` to 7.2, the first with such places.
     """
     text, came = _directives(ptx)
     source_map = ptx.source_map.spread(came)
@@ -51,14 +60,14 @@ def with_line_info(ptx: Ptx) -> Ptx:
         module.version, module.source = needs.ptx, text
     check(module, ptx.target)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return replace(ptx, text=text, requires=needs, digest=digest, module=module, source_map=source_map)
+    return LineInfo(text, needs, digest, module, source_map)
 
 
-def _instruction_lines(ptx: Ptx) -> set[int]:
+def _instruction_lines(ptx: Written) -> set[int]:
     return {each.line for f in ptx.module.functions.values() for each in instructions(f.body or ())}
 
 
-def _directives(ptx: Ptx) -> tuple[str, list[int]]:
+def _directives(ptx: Written) -> tuple[str, list[int]]:
     """The text with its directives, and for each line the one that it comes from."""
     table = _Table()
     code = _instruction_lines(ptx)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ptxgen.errors import SpecError
-from ptxgen.weights.format import Piece, cut, from_fragments, to_fragments
+from ptxgen.weights.format import Piece
+from ptxgen.weights.order import cut, from_fragments, to_fragments
 
 
 def raw_blocks(source: Mapping[str, np.ndarray], rows: int, count: int, nbytes: int) -> np.ndarray:

@@ -19,22 +19,9 @@ import numpy as np
 from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
 from ptxgen.idioms import convert
-from ptxgen.weights.format import (
-    TILE_ROWS,
-    Piece,
-    Source,
-    WeightFormat,
-    constant,
-    cut,
-    fragment,
-    from_fragments,
-    from_rows,
-    join,
-    pair,
-    pair_of_bf16,
-    to_fragments,
-    to_rows,
-)
+from ptxgen.weights.bits import constant, fragment, pair, pair_of_bf16
+from ptxgen.weights.format import TILE_ROWS, Piece, Source, WeightFormat
+from ptxgen.weights.order import cut, from_fragments, from_rows, join, to_fragments, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -172,7 +159,7 @@ class E4m3(WeightFormat):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         factors = pair(b, "scale")
         for word, factor, value, total in zip(

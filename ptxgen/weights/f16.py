@@ -15,7 +15,9 @@ import numpy as np
 
 from ptxgen.dtypes import DType, bf16, f16
 from ptxgen.idioms import convert
-from ptxgen.weights.format import Piece, Source, WeightFormat, cut, fragment, from_fragments, join, to_fragments
+from ptxgen.weights.bits import fragment
+from ptxgen.weights.format import Piece, Source, WeightFormat
+from ptxgen.weights.order import cut, from_fragments, join, to_fragments
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -78,7 +80,7 @@ class Half16(Half):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         for value, total in zip(sums[0], totals, strict=True):
             b.op("add.f32", total, total, value)

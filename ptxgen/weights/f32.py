@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.weights.format import OWN, Piece, Source, WeightFormat, cut, from_fragments, join, to_fragments
+from ptxgen.weights.format import OWN, Piece, Source, WeightFormat
+from ptxgen.weights.order import cut, from_fragments, join, to_fragments
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ptxgen import rules
-from ptxgen.dtypes import f16
-from ptxgen.idioms import convert
+from ptxgen.weights.bits import bytes_to_bf16, bytes_to_f32, constant, fragment, pair_of_bf16
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -201,12 +200,13 @@ class WeightFormat(ABC):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         """To the totals of rows g and g + 8, what a tile adds: `sums[i]` are the two sums of the products of `halves`
         with x in block 4i + t, of `byte_fragment` in block 2i + t div 2. `x_sums` are those of x there times
         `x_sum_factor`, of bytes for even t, for odd t zeros; without `x_sums_each`, of two blocks i that of the first
-        for even, of the second for odd t. The sums may be overwritten."""
+        for even, of the second for odd t. `odd` is 1 for odd t; it is there where `block_pieces` are counted by
+        "own". The sums may be overwritten."""
         raise NotImplementedError(self.name)
 
     # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------
@@ -252,172 +252,3 @@ class ByteCodes(WeightFormat):
         for half in (0, 1):
             bytes_to_bf16(b, out[half::2], self.code_bytes(b, words, chunk, half), less)
         return (out,)
-
-
-# -- helpers of the formats: fragment order ----------------------------------------------------------------------------
-
-
-def to_fragments(values: np.ndarray, tile_k: int) -> np.ndarray:
-    """`[rows, cols]` as `[record, tile, chunk, g, t, half, 4]`, rows and columns filled up with zeros."""
-    rows, cols = values.shape
-    records, tiles = -(-rows // TILE_ROWS), -(-cols // tile_k)
-    if (records * TILE_ROWS, tiles * tile_k) != (rows, cols):
-        padded = np.zeros((records * TILE_ROWS, tiles * tile_k), values.dtype)
-        padded[:rows, :cols] = values
-        values = padded
-    split = values.reshape(records, 2, 8, tiles, tile_k // CHUNK, 4, OWN)
-    return np.asarray(split.transpose(0, 3, 4, 2, 5, 1, 6))
-
-
-def from_fragments(fragments: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """The inverse of `to_fragments`."""
-    records, tiles, chunks = fragments.shape[:3]
-    whole = fragments.transpose(0, 5, 3, 1, 2, 4, 6).reshape(records * TILE_ROWS, tiles * chunks * CHUNK)
-    return np.ascontiguousarray(whole[:rows, :cols])
-
-
-def to_rows(values: np.ndarray, per_tile: int) -> np.ndarray:
-    """Per-row values `[rows, n, …]` as `[record, tile, g, half, per_tile, …]`, filled up with zeros."""
-    rows, count, *rest = values.shape
-    records, tiles = -(-rows // TILE_ROWS), -(-count // per_tile)
-    padded = np.zeros((records * TILE_ROWS, tiles * per_tile, *rest), values.dtype)
-    padded[:rows, :count] = values
-    split = padded.reshape(records, 2, 8, tiles, per_tile, *rest)
-    return np.moveaxis(split, (0, 3, 2, 1, 4), (0, 1, 2, 3, 4))
-
-
-def from_rows(tiled: np.ndarray, rows: int, count: int) -> np.ndarray:
-    """The inverse of `to_rows`."""
-    records, tiles, _, _, per_tile, *rest = tiled.shape
-    whole = np.moveaxis(tiled, (0, 1, 2, 3, 4), (0, 3, 2, 1, 4)).reshape(records * TILE_ROWS, tiles * per_tile, *rest)
-    return np.ascontiguousarray(whole[:rows, :count])
-
-
-def join(fields: Sequence[np.ndarray]) -> np.ndarray:
-    """Tiles from their fields in order, each `[record, tile, …]` of any type: uint8 `[record, tile, bytes]`."""
-    parts = []
-    for field in fields:
-        flat = np.ascontiguousarray(field).reshape(*field.shape[:2], -1)
-        parts.append(flat.view(np.uint8))
-    return np.concatenate(parts, 2)
-
-
-def cut(tiles: np.ndarray, offset: int, dtype: np.dtype | type, *shape: int) -> np.ndarray:
-    """One field of tiles `[record, tile, bytes]` as `[record, tile, *shape]`."""
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    piece = np.ascontiguousarray(tiles[:, :, offset : offset + nbytes])
-    return piece.view(dtype).reshape(*tiles.shape[:2], *shape)
-
-
-def interleave(first: np.ndarray, second: np.ndarray, records: int) -> np.ndarray:
-    """Two packed matrices of one shape, record by record in turn: what a gated product reads (gate, then up)."""
-    both = np.stack([first.reshape(records, -1), second.reshape(records, -1)], 1)
-    return both.reshape(-1)
-
-
-def separate(packed: np.ndarray, records: int) -> tuple[np.ndarray, np.ndarray]:
-    """The inverse of `interleave`; `records` are those of one of the two."""
-    both = packed.reshape(records, 2, -1)
-    return both[:, 0].reshape(-1), both[:, 1].reshape(-1)
-
-
-# -- helpers of the formats: bits to numbers on a device ---------------------------------------------------------------
-
-_TWO_23 = 8388608.0
-
-
-def bytes_to_f32(b: Builder, out: Sequence[Reg], word: Reg, less: float | Reg = 0.0, first: int = 0) -> None:
-    """Unsigned bytes of a word, from byte `first` on, as f32, exactly, minus a number (or minus 2²³ + a number).
-
-    A byte in the low mantissa bits of 2²³ is 2²³ + byte: two full-rate operations, where a conversion runs at a
-    quarter of the rate. `less` as a register holds 2²³ + n already.
-    """
-    bits = convert.scratch(b, "code_bits", "b32")
-    for index, value in enumerate(out):
-        b.op("prmt.b32", bits, word, 0x4B000000, 0x7440 + first + index)
-        b.op("mov.b32", value, bits)
-        b.op("sub.f32", value, value, less if not isinstance(less, (int, float)) else _TWO_23 + less)
-
-
-def bytes_to_bf16(b: Builder, out: Sequence[Reg], word: Reg, less: Reg) -> None:
-    """Bytes below 128 of a word as two registers of bf16 pairs, exactly, plus `less`, which holds −128 − n twice.
-
-    0x43 above a byte is the bf16 128 + byte.
-    """
-    one = constant(b, "one_pair", pair_of_bf16(1))
-    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
-        b.op("prmt.b32", register, word, 0x43434343, selector)
-        b.op("fma.rn.bf16x2", register, register, one, less)
-
-
-def signed_to_bf16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
-    """Signed bytes of a word as two registers of bf16 pairs, exactly: (128 + lower seven bits) − (128, or 256 where
-    the sign is set)."""
-    less, lower, upper = (convert.scratch(b, name, "b32") for name in ("a_less", "code_lower", "code_sign"))
-    minus = constant(b, "minus_pair", pair_of_bf16(-1))
-    b.op("and.b32", lower, word, 0x7F7F7F7F)
-    b.op("and.b32", upper, word, 0x80808080)
-    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
-        b.op("prmt.b32", register, lower, 0x43434343, selector)
-        b.op("prmt.b32", less, upper, 0x43434343, selector)
-        b.op("fma.rn.bf16x2", register, less, minus, register)
-
-
-def pair_of_bf16(value: float) -> int:
-    """The bits of a bf16 number, twice."""
-    half = int(np.float32(value).view(np.uint32)) >> 16
-    return half << 16 | half
-
-
-def constant(b: Builder, name: str, bits: int) -> Reg:
-    """A register that holds a constant from its first use on."""
-    known = b.known(name)
-    return known if known is not None else b.op("mov.b32", name, bits)
-
-
-def fragment(b: Builder, name: str = "a") -> Sequence[Reg]:
-    """The four registers of an A fragment; declared once a kernel."""
-    return convert.scratch_array(b, name, "b32", 4).regs
-
-
-def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> Reg:
-    """The low (`half` 0) or the high nibble of each byte, as bytes."""
-    out = convert.scratch(b, name, "b32")
-    if half:
-        b.op("shr.u32", out, word, 4)
-        word = out
-    b.op("and.b32", out, word, 0x0F0F0F0F)
-    return out
-
-
-def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:
-    """Two f16 of a word as f32."""
-    convert.unpack(b, (low, high), (word,), f16)
-
-
-def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
-    """Two f32 registers, for rows g and g + 8."""
-    return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")
-
-
-# -- helpers of the formats: codes without a conversion ----------------------------------------------------------------
-
-NIBBLE_UNITS = (1.0, 1 / 16)  # of rows g and g + 8 in `nibble_fragment`
-
-
-def nibble_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-    """Two words of nibbles as an A fragment of bytes; those of row g + 8 are 16 times as large."""
-    out = fragment(b)
-    for i, register in enumerate(out):
-        b.op("and.b32", register, words[i // 2], 0xF0F0F0F0 if i % 2 else 0x0F0F0F0F)
-    return out
-
-
-def scaled_pair(b: Builder, name: str, word: Reg, units: Sequence[float]) -> Sequence[Reg]:
-    """Two f16 of a word, of rows g and g + 8, as f32 times their unit."""
-    out = pair(b, name)
-    halves_to_f32(b, *out, word)
-    for value, unit in zip(out, units, strict=True):
-        if unit != 1:
-            b.op("mul.f32", value, value, unit)
-    return out

@@ -16,26 +16,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.blocks import in_blocks, nibble_pieces, pack_nibbles, ratio, sides, unpack_nibbles
-from ptxgen.weights.format import (
+from ptxgen.weights.bits import (
     NIBBLE_UNITS,
-    Piece,
-    Source,
-    WeightFormat,
     bytes_to_f32,
     constant,
-    cut,
     fragment,
-    from_rows,
     halves_to_f32,
-    join,
     low_nibbles,
     nibble_fragment,
     pair,
     pair_of_bf16,
     scaled_pair,
-    to_rows,
 )
+from ptxgen.weights.blocks import in_blocks, nibble_pieces, pack_nibbles, ratio, sides, unpack_nibbles
+from ptxgen.weights.format import Piece, Source, WeightFormat
+from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -148,7 +143,7 @@ class Int4(WeightFormat):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         zeros = pair(b, "zero_point")
         own = len(sums) if self.block_cols == self.x_block else self.groups

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxgen.weights.bits import NIBBLE_UNITS, halves_to_f32, low_nibbles, nibble_fragment, pair, scaled_pair
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -24,21 +25,8 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import (
-    NIBBLE_UNITS,
-    ByteCodes,
-    Piece,
-    Source,
-    cut,
-    from_rows,
-    halves_to_f32,
-    join,
-    low_nibbles,
-    nibble_fragment,
-    pair,
-    scaled_pair,
-    to_rows,
-)
+from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -109,7 +97,7 @@ class Q4_0(ByteCodes):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         for word, values, x_sum in zip(words[self.chunks :], sums, x_sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))

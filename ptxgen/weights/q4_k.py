@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
+from ptxgen.weights.bits import (
+    NIBBLE_UNITS,
+    bytes_to_bf16,
+    bytes_to_f32,
+    constant,
+    halves_to_f32,
+    low_nibbles,
+    nibble_fragment,
+    pair,
+    pair_of_bf16,
+)
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -26,24 +37,8 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import (
-    NIBBLE_UNITS,
-    ByteCodes,
-    Piece,
-    Source,
-    bytes_to_bf16,
-    bytes_to_f32,
-    constant,
-    cut,
-    from_rows,
-    halves_to_f32,
-    join,
-    low_nibbles,
-    nibble_fragment,
-    pair,
-    pair_of_bf16,
-    to_rows,
-)
+from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -178,9 +173,9 @@ class Q4K(ByteCodes):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
-        add_sub_blocks(b, words[16:], sums, x_sums, totals, NIBBLE_UNITS)
+        add_sub_blocks(b, words[16:], sums, x_sums, totals, odd, NIBBLE_UNITS)
 
     @property
     def span_pieces(self) -> tuple[Piece, ...]:
@@ -263,13 +258,13 @@ def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequ
 
 def add_sub_blocks(
     b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg], totals: Sequence[Reg],
-    units: Sequence[float],
+    is_odd: Reg | None, units: Sequence[float],
 ) -> None:  # fmt: skip
     """`add_blocks` by the words of `MINS_OF_A_LANE`: byte 2 half + i div 2 of the word for even or odd blocks i."""
     even, odd, low, *blocks = words
     scale_bytes, min_bytes = (convert.scratch(b, name, "b32") for name in ("scale_bytes", "min_bytes"))
-    bits, is_odd = convert.scratch(b, "min_bits", "b32"), b.known("lane_odd")
-    assert is_odd is not None  # of the reader, for pieces by "own"
+    bits = convert.scratch(b, "min_bits", "b32")
+    assert is_odd is not None  # as its pieces are by "own"
     scales, mins = convert.scratch_array(b, "sub_scale", "f32", 8), convert.scratch_array(b, "sub_min", "f32", 4)
     for i, word in enumerate((even, odd)):
         b.op("and.b32", scale_bytes, word, 0x3F3F3F3F)

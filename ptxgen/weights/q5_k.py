@@ -15,6 +15,7 @@ import numpy as np
 
 from ptxgen.idioms import convert
 from ptxgen.weights import q4_k
+from ptxgen.weights.bits import fragment, low_nibbles
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -25,17 +26,8 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import (
-    ByteCodes,
-    Piece,
-    Source,
-    cut,
-    fragment,
-    from_fragments,
-    join,
-    low_nibbles,
-    to_fragments,
-)
+from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.order import cut, from_fragments, join, to_fragments
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -112,9 +104,9 @@ class Q5K(ByteCodes):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
-        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, (1.0, 1.0))
+        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, odd, (1.0, 1.0))
 
     @property
     def span_pieces(self) -> tuple[Piece, ...]:

@@ -15,24 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
+from ptxgen.weights.bits import bytes_to_f32, fragment, halves_to_f32, low_nibbles, pair, signed_to_bf16
 from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
-from ptxgen.weights.format import (
-    ByteCodes,
-    Piece,
-    Source,
-    bytes_to_f32,
-    cut,
-    fragment,
-    from_fragments,
-    from_rows,
-    halves_to_f32,
-    join,
-    low_nibbles,
-    pair,
-    signed_to_bf16,
-    to_fragments,
-    to_rows,
-)
+from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.order import cut, from_fragments, from_rows, join, to_fragments, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -180,7 +166,7 @@ class Q6K(ByteCodes):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         biased = convert.scratch(b, "scale_bytes", "b32")
         factors, block_scale, tile = pair(b, "scale"), pair(b, "block_scale"), pair(b, "tile_sum")

@@ -12,23 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
+from ptxgen.weights.bits import bytes_to_f32, fragment, halves_to_f32, pair, scaled_pair, signed_to_bf16
 from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, sides, whole_blocks
 from ptxgen.weights.e4m3 import BYTES, pack_bytes, unpack_bytes
-from ptxgen.weights.format import (
-    Piece,
-    Source,
-    WeightFormat,
-    bytes_to_f32,
-    cut,
-    fragment,
-    from_rows,
-    halves_to_f32,
-    join,
-    pair,
-    scaled_pair,
-    signed_to_bf16,
-    to_rows,
-)
+from ptxgen.weights.format import Piece, Source, WeightFormat
+from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -101,7 +89,7 @@ class Q8_0(WeightFormat):
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
-        totals: Sequence[Reg],
+        totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         for word, values in zip(words[2 * self.chunks :], sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))

@@ -11,6 +11,7 @@ from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention, program_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.step import Step, own_buffers
 from ptxgen.runtime.kv.kvcache import KvCache
 
@@ -72,7 +73,7 @@ class AttentionKernels:
 
     def whole(self, given: Mapping[str, Buffer], causal: bool) -> Step:
         """Queries q, out `[n, n_heads, head_dim]` over k, v `[m, n_kv_heads, head_dim]`, without the cache."""
-        return whole_attention(self.attention, given, causal)
+        return whole_attention(self.device, self.attention, given, causal)
 
     def rope(self, given: Mapping[str, Buffer], position: object, options: Mapping[str, Any]) -> Step:
         """Rotate q and k, where given, from `position` on: an int, or s32 `[1]` on the device."""
@@ -89,12 +90,12 @@ class AttentionKernels:
         return Step(self.device, program, given | shared)
 
 
-def whole_attention(attention: Attention, given: Mapping[str, Buffer], causal: bool) -> Step:
+def whole_attention(device: Device, attention: Attention, given: Mapping[str, Buffer], causal: bool) -> Step:
     """q, out `[n, n_heads, head_dim]` over k, v `[m, n_kv_heads, head_dim]` that lie together, of any type."""
     rows, keys = given["q"].shape[0], given["k"].shape[0]
     spec = attention.spec("multi_head_attention", causal=causal, kv_dtype=given["k"].dtype, max_len=0)
     program = program_of(("attention", spec), sizes={"n_tokens": rows, "n_keys": keys})
-    return Step(given["q"].device, program, {**given, "q_len": rows, "kv_len": keys})
+    return Step(device, program, {**given, "q_len": rows, "kv_len": keys})
 
 
 def _rows(buffer: Buffer) -> int:

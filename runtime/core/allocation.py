@@ -11,7 +11,7 @@ from ptxgen.errors import CudaError
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.device_base import DeviceBase
 
 
 class Dependent(Protocol):
@@ -28,7 +28,9 @@ class Allocation:
     on this memory; a release waits for them on the device, a read without a stream waits for them on the host.
     """
 
-    def __init__(self, device: Device, pointer: int, nbytes: int, keep: object = None, readonly: bool = False) -> None:
+    def __init__(
+        self, device: DeviceBase, pointer: int, nbytes: int, keep: object = None, readonly: bool = False
+    ) -> None:
         self.device = device
         self.pointer = pointer
         self.nbytes = nbytes

@@ -2,81 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.launch import Extent, Param, evaluate
-from ptxgen.runtime.core.backend import Slot
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.tensor_map import TensorMap
 
 if TYPE_CHECKING:
-    from ptxgen.nodes import Variable
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.device_base import DeviceBase
 
 
-_NUMBERS: Mapping[int, Any] = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
-
-
-class ParamBlock:
-    """The bytes of all parameters of one entry, at their `.param` offsets; packed once, changed in place.
-
-    `address` is where the block starts; `pointers` is the address of an array with one pointer per parameter, as
-    cuLaunchKernel takes it.
-    """
-
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self.slots = tuple(slots)
-        size = max((s.offset + s.size for s in self.slots), default=0)
-        self._bytes = (ctypes.c_uint64 * (max(-(-size // 8), 1) + 15))()
-        self.address = -(-ctypes.addressof(self._bytes) // 128) * 128  # tensor maps must lie at multiples of 64
-        self.size = size
-        self._pointers = (ctypes.c_void_p * max(len(self.slots), 1))(*(self.address + s.offset for s in self.slots))
-        self.pointers = ctypes.addressof(self._pointers)
-
-    def set(self, index: int, value: bytes) -> None:
-        """Replace the bytes of one parameter; the size has been checked before."""
-        slot = self.slots[index]
-        assert len(value) == slot.size, f"parameter {index} has {slot.size} bytes, not {len(value)}"
-        ctypes.memmove(self.address + slot.offset, value, slot.size)
-
-    def number(self, index: int) -> Any:
-        """One parameter of 4 or 8 bytes as a C number: what its `value` is given is in the next launch, unchecked."""
-        slot = self.slots[index]
-        return _NUMBERS[slot.size].from_address(self.address + slot.offset)
-
-    def tobytes(self) -> bytes:
-        """The whole block."""
-        return ctypes.string_at(self.address, self.size)
-
-    def copy(self) -> ParamBlock:
-        """The same values in memory of their own, for a graph that keeps what it captured."""
-        twin = ParamBlock(self.slots)
-        ctypes.memmove(twin.address, self.address, self.size)
-        return twin
-
-
-def slots_of(params: Iterable[Variable]) -> tuple[Slot, ...]:
-    """Where the parameters of an entry lie: each at its alignment, after the one before (PTX ISA, "Parameter State
-    Space"); for backends that read the layout from the text.
-    """
-    slots, end = [], 0
-    for param in params:
-        element = int(param.type.lstrip(".")[1:]) // 8 * max(param.vector, 1)
-        size = element * math.prod(param.dims)
-        align = param.align or element
-        start = -(-end // align) * align
-        slots.append(Slot(start, size))
-        end = start + size
-    return tuple(slots)
-
-
-def pack_raw(label: str, value: object, size: int, device: Device) -> tuple[bytes, Buffer | None]:
+def pack_raw(label: str, value: object, size: int, device: DeviceBase) -> tuple[bytes, Buffer | None]:
     """An argument of an entry that has no `Param`: a buffer, a tensor map, a NumPy scalar, or bytes of exactly `size`.
 
     A Python int stands for a pointer or a 64-bit integer, so it is taken for 8-byte parameters only: for others the
@@ -138,7 +78,7 @@ class Capacities:
             raise SpecError(f"bind({label}): {missing}; give it as a keyword, or bind a buffer that has it") from None
 
 
-def check_buffer(param: Param, buffer: Buffer, device: Device, capacities: Capacities) -> None:
+def check_buffer(param: Param, buffer: Buffer, device: DeviceBase, capacities: Capacities) -> None:
     """Device, dtype, shape, alignment and writability of one buffer against its parameter."""
     label = f"bind({param.name})"
     buffer.check_device(label, device)

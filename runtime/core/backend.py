@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from ptxgen.errors import SpecError, brief
+from ptxgen.runtime.core.param_block import Slot
 from ptxgen.runtime.core.stream import Stream
 
 Dim3 = tuple[int, int, int]
@@ -19,13 +20,6 @@ FirstUse = Callable[[Stream], None]
 _GRID_LIMIT: Dim3 = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT: Dim3 = (1024, 1024, 64)
 MOST_SHARED = 227 << 10  # bytes of a CTA, static and dynamic, on the architectures that have most (sm_90, sm_100)
-
-
-class Slot(NamedTuple):
-    """Where one kernel parameter lies in the parameter block, in bytes."""
-
-    offset: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from weakref import ReferenceType, ref
 
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import Function, Geometry, Launcher
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.buffer_device import BufferDevice
 
 Packed = tuple[int, bytes, tuple[Buffer, ...]]  # parameter index, its bytes, the buffers it points to
 Kept = Mapping[int, tuple[Buffer, ...]]  # the buffers of an argument, by its index
@@ -98,7 +98,7 @@ class BoundKernel:
 
     def __init__(
         self,
-        device: Device,
+        device: BufferDevice,
         function: Function,
         geometry: Geometry,
         block: ParamBlock,
@@ -188,7 +188,7 @@ class BoundKernel:
 class _OnCurrentStream:
     """Launches on the current stream of the library that the arguments come from."""
 
-    def __init__(self, device: Device, launcher: Launcher, libraries: Sequence[str]) -> None:
+    def __init__(self, device: BufferDevice, launcher: Launcher, libraries: Sequence[str]) -> None:
         self._device = device
         self._launcher = launcher
         self._libraries = libraries
@@ -204,7 +204,7 @@ def libraries_of(allocations: Iterable[Allocation]) -> list[str]:
     return sorted({a.library for a in allocations if a.library is not None})
 
 
-def stream_without_one(what: str, device: Device, libraries: Sequence[str]) -> Stream:
+def stream_without_one(what: str, device: BufferDevice, libraries: Sequence[str]) -> Stream:
     """Where work without a stream of its own goes: the current stream of the library that its arguments come from, or
     the device's default stream. `SpecError` where there are two libraries."""
     if not libraries:

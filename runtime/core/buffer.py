@@ -18,7 +18,7 @@ from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.device_base import DeviceBase
 
 
 class Buffer:
@@ -39,7 +39,7 @@ class Buffer:
         self.nbytes = math.prod(shape) * dtype.bytes
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceBase:
         """The device whose memory this is."""
         return self.allocation.device
 
@@ -107,6 +107,7 @@ class Buffer:
             raise SpecError(f"Buffer.copy_from: the buffer must be writable (got {self!r} over read-only memory)")
         if not isinstance(source, Buffer | np.ndarray):
             source = self.device.wrap(source)
+            assert isinstance(source, Buffer)
         stream = self.device._given(stream)
         if isinstance(source, Buffer) and source.device is self.device:
             self._check_like("copy_from", source.shape, source.dtype)
@@ -248,7 +249,7 @@ class Buffer:
             want, got = f"{list(self.shape)} {self.dtype}", f"{list(shape)} {dtype}"
             raise SpecError(f"Buffer.{verb}: must be {want} (got {got})")
 
-    def check_device(self, label: str, device: Device) -> None:
+    def check_device(self, label: str, device: DeviceBase) -> None:
         """`SpecError` under the name `label` unless the buffer is on this very device."""
         if self.device is not device:
             other = ", of another device object" if self.device.name == device.name else ""

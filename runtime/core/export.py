@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ptxgen.runtime.arrays import dlpack
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.core.stream_order import after_others
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer import Buffer
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.dtypes import DType
+    from ptxgen.runtime.core.allocation import Allocation
+    from ptxgen.runtime.core.device_base import DeviceBase
 
 
-def export_dlpack(buffer: Buffer, stream: object, max_version: tuple[int, int] | None) -> object:
+class Exported(Protocol):
+    """A buffer."""
+
+    allocation: Allocation
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def device(self) -> DeviceBase:
+        """Whose memory it is."""
+
+    @property
+    def pointer(self) -> int:
+        """Where that begins."""
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it must not be written."""
+
+
+def export_dlpack(buffer: Exported, stream: object, max_version: tuple[int, int] | None) -> object:
     """`Buffer.__dlpack__`: the consumer's stream waits for all work on the buffer (None: legacy; -1: no wait)."""
     device = buffer.device
     if device.kind == "cuda" and stream != -1:
@@ -28,7 +49,7 @@ def export_dlpack(buffer: Buffer, stream: object, max_version: tuple[int, int] |
 class _Shared:
     """A buffer in a consumer's hands; it cannot be freed by hand meanwhile."""
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: Exported) -> None:
         self.buffer = buffer
         buffer.allocation.exports += 1
 
@@ -36,12 +57,12 @@ class _Shared:
         self.buffer.allocation.exports -= 1
 
 
-def dlpack_device(device: Device) -> tuple[int, int]:
+def dlpack_device(device: DeviceBase) -> tuple[int, int]:
     """(DLDeviceType, index)."""
     return (dlpack.CUDA, device.index) if device.kind == "cuda" else (dlpack.CPU, 0)
 
 
-def export_cuda_interface(buffer: Buffer) -> dict[str, object]:
+def export_cuda_interface(buffer: Exported) -> dict[str, object]:
     """`Buffer.__cuda_array_interface__`, version 3. Element types that it cannot name are an `AttributeError`."""
     device = buffer.device
     if device.kind != "cuda" or buffer.dtype.numpy.kind not in "iuf":

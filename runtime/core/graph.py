@@ -16,7 +16,7 @@ from ptxgen.runtime.core.stream_order import after_others
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.bound import BoundKernel
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.buffer_device import BufferDevice
 
 
 class Node:
@@ -48,7 +48,7 @@ class Graph(ABC):
     replaces what it holds, in place where the shape of the work is the same; a capture that fails leaves it empty.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: BufferDevice) -> None:
         self.device = device
         self.nodes: list[Node] = []
         self._stream: Stream | None = None

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Event, Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.buffer_device import BufferDevice
 
 Job = Callable[[], None]
 
@@ -115,7 +115,7 @@ class ImmediateGraph(Graph):
 
     _origin: ImmediateStream | None = None
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: BufferDevice) -> None:
         super().__init__(device)
         self.jobs: list[Job] = []
 

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING
 from ptxgen.errors import SpecError
 from ptxgen.launch import Param, capacities_of
 from ptxgen.lengths import MOST
-from ptxgen.runtime.core.arguments import Capacities, ParamBlock, check_alignment, check_buffer, check_overlaps
+from ptxgen.runtime.core.arguments import Capacities, check_alignment, check_buffer, check_overlaps
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
 from ptxgen.runtime.core.bound import BoundKernel, Packed
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.core.wrap import argument
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.buffer_device import BufferDevice
 
 
 class Kernel:
     """A generated kernel, loaded on a device: `kernel.bind(q=q, out=out, seq_len=517).launch()`."""
 
-    def __init__(self, device: Device, ptx: Ptx, function: Function) -> None:
+    def __init__(self, device: BufferDevice, ptx: Ptx, function: Function) -> None:
         self.device = device
         self.ptx = ptx
         self.function = function

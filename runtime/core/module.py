@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.errors import ModuleLoadError, SpecError, brief
-from ptxgen.runtime.core.arguments import ParamBlock, pack_raw
+from ptxgen.runtime.core.arguments import pack_raw
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
 from ptxgen.runtime.core.bound import BoundKernel, Packed
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.tensor_map import TensorMap
 from ptxgen.runtime.core.wrap import argument
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.buffer_device import BufferDevice
 
 
 class Entry:
     """One entry of a `Module`: arguments by position, geometry by the caller."""
 
-    def __init__(self, device: Device, function: Function) -> None:
+    def __init__(self, device: BufferDevice, function: Function) -> None:
         self.device = device
         self.function = function
 
@@ -83,7 +84,7 @@ class Entry:
 class Module:
     """Any PTX text, loaded: `module["entry"].launch(grid=32, block=128, args=[q, out, np.uint32(7)])`."""
 
-    def __init__(self, device: Device, text: str, name: str = "module") -> None:
+    def __init__(self, device: BufferDevice, text: str, name: str = "module") -> None:
         if device.strict:
             raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
         if not isinstance(text, str):

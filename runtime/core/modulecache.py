@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from ptxgen.generator import Ptx
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.buffer_device import BufferDevice
     from ptxgen.runtime.core.kernel import Kernel
 
     Key = tuple[KernelType, Target, str]  # and of which kind
@@ -73,7 +73,7 @@ class ModuleCache:
     `history` has one `Loaded` for each load. A failed load is not remembered: the next call tries again.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: BufferDevice) -> None:
         self.device = device
         self.line_info = line_info_by_default()
         self.history: list[Loaded] = []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from ptxgen.errors import CudaError
 
-if TYPE_CHECKING:
-    from ptxgen.runtime.core.graph import Graph
+
+class Recording(Protocol):
+    """What records the work of a stream: a graph."""
+
+    def own(self, allocations: Iterable[Any], keep: object = None) -> None:
+        """Told which memory the recorded work uses, and an object to keep alive with it."""
 
 
 class Event(ABC):
@@ -36,7 +40,7 @@ class Stream(ABC):
     """
 
     handle: int = 0
-    graph: Graph | None = None
+    graph: Recording | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.handle:#x}{', capturing' if self.capturing else ''})"

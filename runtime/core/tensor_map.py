@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.runtime.arrays.tensormap import Tiling, require, tiling
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.wrap import import_buffer
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.device_base import DeviceBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TensorMap:
 
 
 def tensor_map(
-    device: Device,
+    device: DeviceBase,
     array: object,
     box: Sequence[int],
     *,
@@ -44,7 +45,7 @@ def tensor_map(
     **options: Any,
 ) -> TensorMap:
     """A tensor map of an array of this device; see `Device.tensor_map`."""
-    buffer = array if isinstance(array, Buffer) else device.wrap(array)
+    buffer = array if isinstance(array, Buffer) else import_buffer(device, array)
     kind = to_dtype(buffer.dtype if dtype is None else dtype)
     made = tiling(buffer.pointer, buffer.shape if shape is None else shape, kind, box, **options)
     _within(buffer, made)

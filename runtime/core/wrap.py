@@ -16,12 +16,12 @@ from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.buffer import Buffer
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.device_base import DeviceBase
 
 _WITH_CURRENT_STREAM = frozenset({"torch", "cupy"})  # libraries that work on a current stream per device
 
 
-def import_buffer(device: Device, source: object) -> Buffer:
+def import_buffer(device: DeviceBase, source: object) -> Buffer:
     """See `Device.wrap`."""
     if isinstance(source, Buffer):
         source.check_device("wrap", device)
@@ -37,7 +37,7 @@ def import_buffer(device: Device, source: object) -> Buffer:
     raise SpecError(f"wrap: must be a Buffer, or have {protocols} (got {type(source).__name__})")
 
 
-def argument(device: Device, label: str, source: object) -> Buffer:
+def argument(device: DeviceBase, label: str, source: object) -> Buffer:
     """`Device.wrap` of an argument; what is wrong with it is said under its name."""
     try:
         return import_buffer(device, source)
@@ -45,7 +45,7 @@ def argument(device: Device, label: str, source: object) -> Buffer:
         raise SpecError(f"{label}: {str(wrong).removeprefix('wrap: ')}") from None
 
 
-def _from_numpy(device: Device, array: np.ndarray) -> Buffer:
+def _from_numpy(device: DeviceBase, array: np.ndarray) -> Buffer:
     if device.kind != "cpu":
         raise SpecError(f"wrap: must be memory of {device.name} (got a NumPy array; device.array(x) copies it)")
     if not array.flags.c_contiguous:
@@ -53,7 +53,7 @@ def _from_numpy(device: Device, array: np.ndarray) -> Buffer:
     return _buffer(device, array, array.ctypes.data, array.shape, to_dtype(array.dtype), not array.flags.writeable)
 
 
-def _from_dlpack(device: Device, source: Any) -> Buffer:
+def _from_dlpack(device: DeviceBase, source: Any) -> Buffer:
     kind, index = source.__dlpack_device__()
     wanted = (dlpack.CUDA, dlpack.CUDA_MANAGED) if device.kind == "cuda" else (dlpack.CPU,)
     if kind not in wanted or (device.kind == "cuda" and index != device.index):
@@ -73,7 +73,7 @@ def _from_dlpack(device: Device, source: Any) -> Buffer:
     return buffer
 
 
-def _from_pointer(device: Device, source: Any, refused: Exception) -> Buffer:
+def _from_pointer(device: DeviceBase, source: Any, refused: Exception) -> Buffer:
     """A tensor whose library has no DLPack code for its element type, but says address, shape and type (torch fp8)."""
     if not hasattr(source, "data_ptr") or getattr(source, "requires_grad", False):
         raise SpecError(f"wrap: {type(source).__name__} gives no memory: {refused}") from refused
@@ -83,7 +83,7 @@ def _from_pointer(device: Device, source: Any, refused: Exception) -> Buffer:
     return _buffer(device, source, source.data_ptr(), tuple(source.shape), dtype, False)
 
 
-def _from_cuda_interface(device: Device, source: Any) -> Buffer:
+def _from_cuda_interface(device: DeviceBase, source: Any) -> Buffer:
     """CUDA Array Interface, versions 2 and 3 (Numba documentation)."""
     said = source.__cuda_array_interface__
     if said.get("mask") is not None:
@@ -98,13 +98,14 @@ def _from_cuda_interface(device: Device, source: Any) -> Buffer:
     buffer = _buffer(device, source, pointer or 0, shape, dtype, bool(readonly))
     stream = said.get("stream")
     if stream is not None and library(source) not in _WITH_CURRENT_STREAM:
-        device.default_stream.wait(device.stream(stream))
+        device.check()
+        device.default_stream.wait(device._foreign_stream(stream))
         buffer.allocation.used_on(device.default_stream)
     return buffer
 
 
 def _buffer(
-    device: Device,
+    device: DeviceBase,
     source: object,
     pointer: int,
     shape: tuple[int, ...],

@@ -13,12 +13,12 @@ import numpy as np
 
 from ptxgen.errors import CudaError, IsaError, ModuleLoadError
 from ptxgen.runtime.arrays.tensormap import Tiling
-from ptxgen.runtime.core.arguments import ParamBlock
-from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
+from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.graph import Graph
 from ptxgen.runtime.core.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
 from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.param_block import ParamBlock, Slot
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry import Entry

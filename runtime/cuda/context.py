@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ptxgen.errors import CudaError
-from ptxgen.runtime.cuda.driver import STICKY, Driver, DriverError
-from ptxgen.runtime.cuda.prepared import NAMES, SINCE
+from ptxgen.runtime.cuda.driver import NATIVE, SINCE, STICKY, Driver, DriverError
 
 log = logging.getLogger("ptxgen.runtime")
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
@@ -42,7 +41,7 @@ class CudaContext:
         self._context = driver.call("cuDevicePrimaryCtxRetain", self.raw)
         self._retained = True
         self._warned = False
-        self.natives = {name: driver.native(name, SINCE) for name in NAMES}
+        self.natives = {name: driver.native(name, SINCE) for name in NATIVE}
 
     def attribute(self, name: str) -> int:
         """A CU_DEVICE_ATTRIBUTE by the rest of its name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -13,37 +13,27 @@ import numpy as np
 from ptxgen.errors import SpecError
 from ptxgen.runtime.arrays.tensormap import Tiling
 from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.diskcache import DiskCache
 from ptxgen.runtime.core.graph import Graph
 from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Event, Stream
-from ptxgen.runtime.cuda.context import CudaContext
-from ptxgen.runtime.cuda.driver import Driver
+from ptxgen.runtime.cuda.driver import SINCE, Driver
+from ptxgen.runtime.cuda.gpu import Gpu
 from ptxgen.runtime.cuda.graph import CudaGraph
 from ptxgen.runtime.cuda.launch import CudaLauncher
 from ptxgen.runtime.cuda.load import Loader, Retired
 from ptxgen.runtime.cuda.memory import CudaMemory
-from ptxgen.runtime.cuda.prepared import SINCE, prepared
+from ptxgen.runtime.cuda.prepared import prepared
 from ptxgen.runtime.cuda.stream import CudaStream, as_ours, current_of
 from ptxgen.runtime.cuda.tensormap import encode
 from ptxgen.targets import Target, target_of_capability
 
 
-class Part(Protocol):
-    """What holds handles of a device, or prepared calls."""
-
-    def close(self, reason: str) -> None:
-        """Give the handles back; from now on every use raises."""
-
-
-AnyPart = TypeVar("AnyPart", bound=Part)
-
-
-class CudaDevice(CudaContext, Device):
+class CudaDevice(Gpu, Device):
     """A GPU. Its primary context is shared with every other library of the process (torch, CuPy, JAX).
 
     Calls may come from any thread. `dead` is None, or the reason why nothing can run any more: the first error after
@@ -57,7 +47,6 @@ class CudaDevice(CudaContext, Device):
         self.target = target_of_capability(*self.capability)
         self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
         self.shared_limit = self.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        self._parts: WeakValueDictionary[int, Part] = WeakValueDictionary()
         self._allocations: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
         self._memory = CudaMemory(self)
         self.retired = Retired(self)
@@ -72,17 +61,20 @@ class CudaDevice(CudaContext, Device):
         captures one of them: ask again."""
         return self._memory.after(streams)
 
-    def part(self, made: AnyPart) -> AnyPart:
-        """Remember what `close` has to close."""
-        self._parts[id(made)] = made
-        return made
+    def retire(self, code: Any, streams: tuple[Stream, ...]) -> None:
+        """See `Gpu.retire`."""
+        self.retired.add(code, streams)
+
+    def unload_retired(self) -> None:
+        """See `Gpu.unload_retired`."""
+        self.retired.reap()
 
     # public -------------------------------------------------------------------------------------------------------
     def synchronize(self) -> None:
         """Block until all work in this context is done, other libraries' included."""
         self.call("cuCtxSynchronize")
         self._memory.reap()
-        self.retired.reap()
+        self.unload_retired()
 
     def memory(self) -> MemoryUse:
         """Device memory, and this process's use of the device's default pool."""
@@ -102,7 +94,7 @@ class CudaDevice(CudaContext, Device):
             self._memory.close(a for a in _alive(self._allocations) if not a.freed)
             for part in _alive(self._parts):
                 part.close(f"{self.name} was closed")
-            self.retired.reap()
+            self.unload_retired()
             self.dead = f"{self.name} was closed"
         self.closed = True
         self.let_go()

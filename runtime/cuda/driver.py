@@ -36,6 +36,12 @@ _MEANING = {
     900: "this is not possible while a stream is being captured",
     901: "the capture failed earlier",
 }
+NATIVE = (
+    "cuGraphLaunch",
+    "cuMemcpyDtoHAsync",
+    "cuStreamSynchronize",
+)  # called as `prepared.py` does
+SINCE = 12000  # the CUDA version whose signatures these have
 # After these the context is lost for the whole process ("sticky"): every later call fails with the same code.
 STICKY = frozenset({4, 46, 214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 721, 999})
 

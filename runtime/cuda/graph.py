@@ -14,7 +14,7 @@ from ptxgen.runtime.cuda.prepared import prepared
 from ptxgen.runtime.cuda.stream import CudaStream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cuda.device import CudaDevice
+    from ptxgen.runtime.cuda.gpu import Gpu
 
 _PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: when every CTA has called griddepcontrol or exited
 
@@ -22,9 +22,9 @@ _PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: when every CTA
 class CudaGraph(Graph):
     """A CUgraph and its executable form, made at the first launch and updated in place where CUDA can."""
 
-    device: CudaDevice
+    device: Gpu
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: Gpu) -> None:
         super().__init__(device)
         self._graph: Any = None
         self._executable: Any = None

@@ -8,15 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import FirstUse, Function, Geometry
+from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.load import CudaFunction
 from ptxgen.runtime.cuda.prepared import word
 from ptxgen.targets import STATIC_SHARED_LIMIT
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cuda.device import CudaDevice
+    from ptxgen.runtime.cuda.gpu import Gpu
 
 _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  # CUlaunchAttributeID
 _PORTABLE_CLUSTER = 8
@@ -68,7 +68,7 @@ class CudaLauncher:
     )  # fmt: skip
 
     def __init__(
-        self, device: CudaDevice, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse
+        self, device: Gpu, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse
     ) -> None:
         device.check()
         assert isinstance(function, CudaFunction)
@@ -144,7 +144,7 @@ class CudaLauncher:
         return self._device.failed(f"cuLaunchKernelEx({self._function.name})", code)
 
 
-def check_geometry(device: CudaDevice, function: CudaFunction, geometry: Geometry) -> None:
+def check_geometry(device: Gpu, function: CudaFunction, geometry: Geometry) -> None:
     """What this function on this device can be launched with; sets the attributes that larger launches need."""
     resources = function.resources
     if geometry.threads > resources.max_threads:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError
 from ptxgen.lines.sources import has_line_info, is_of_warpgroups, quoted, sets_registers
-from ptxgen.runtime.core.arguments import slots_of
-from ptxgen.runtime.core.backend import Resources, Slot
+from ptxgen.runtime.core.backend import Resources
 from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
+from ptxgen.runtime.core.param_block import Slot, slots_of
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cuda.device import CudaDevice
+    from ptxgen.runtime.cuda.gpu import Gpu
 
 log = logging.getLogger("ptxgen.runtime")
 _FORMAT = 1  # of what a cached cubin is; raise it when its meaning changes
@@ -78,7 +78,7 @@ class CudaFunction:
 class CudaCode:
     """A CUmodule, unloaded after the last reference to it or to one of its functions, when its last launch is done."""
 
-    def __init__(self, device: CudaDevice, cubin: bytes, text: str, origin: str) -> None:
+    def __init__(self, device: Gpu, cubin: bytes, text: str, origin: str) -> None:
         self.device = device
         self.text = text
         self.origin = origin
@@ -113,7 +113,7 @@ class CudaCode:
         """Drop the machine code as soon as no launch of it is left."""
         raw, self.raw = self.raw, None
         if raw is not None:
-            self.device.retired.add(raw, tuple(self.streams.values()))
+            self.device.retire(raw, tuple(self.streams.values()))
 
     def __del__(self) -> None:
         if getattr(self, "raw", None) is not None:
@@ -128,7 +128,7 @@ class Retired:
     finalisers, so that there are no locks here.
     """
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: Gpu) -> None:
         self._device = device
         self._waiting: deque[tuple[Any, tuple[Stream, ...], Event | None]] = deque()
 
@@ -158,7 +158,7 @@ class Retired:
 class Loader:
     """Loads PTX for one device. `cubins` is the disk cache of machine code."""
 
-    def __init__(self, device: CudaDevice, cubins: DiskCache | None = None) -> None:
+    def __init__(self, device: Gpu, cubins: DiskCache | None = None) -> None:
         self.device = device
         if cubins is None:
             root = default_directory()
@@ -178,7 +178,7 @@ class Loader:
     def load(self, text: str, label: str) -> CudaCode:
         """The loaded module, by the first way that works; one log line says which. See `Device._load`."""
         started = time.perf_counter()
-        self.device.retired.reap()
+        self.device.unload_retired()
         key = self.key(text)
         code = self._cached(key, text, label)
         failures: list[str] = []

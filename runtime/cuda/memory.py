@@ -18,7 +18,7 @@ from ptxgen.runtime.cuda.stream import CudaStream
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.allocation import Allocation
-    from ptxgen.runtime.cuda.device import CudaDevice
+    from ptxgen.runtime.cuda.gpu import Gpu
 
 _PITCH_LIMIT = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH on every device so far
 _KEEP_BYTES = 256 << 20  # what the pool keeps for reuse when no threshold is set
@@ -31,7 +31,7 @@ class CudaMemory:
     Three streams of its own keep order without waiting: allocation, release, and copies without a stream.
     """
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: Gpu) -> None:
         self.device = device
         self.lent: set[int] = set()  # page-locked arrays; when the device is closed, also what DLPack has given out
         self._allocating, self._releasing, self._copying = (CudaStream(device) for _ in range(3))

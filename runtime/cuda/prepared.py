@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.context import CudaContext
 
-SINCE = 12000  # the CUDA version whose signatures are wanted
-NAMES = ("cuGraphLaunch", "cuMemcpyDtoHAsync", "cuStreamSynchronize")
-
 
 def word(value: int) -> Any:
     """A pointer, a handle or a size as an argument that ctypes passes on without making anything."""
@@ -20,7 +17,7 @@ def word(value: int) -> Any:
 
 
 def prepared(device: CudaContext, name: str, *arguments: int) -> Callable[[], None]:
-    """The call of one of `NAMES` with these pointers, handles and sizes, in the device's context.
+    """The call of one of `driver.NATIVE` with these pointers, handles and sizes, in the device's context.
 
     Raises what the device's `call` raises. Who prepares it sees to it that the handles live.
     """

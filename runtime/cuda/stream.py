@@ -11,7 +11,7 @@ from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.prepared import prepared
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cuda.device import CudaDevice
+    from ptxgen.runtime.cuda.gpu import Gpu
 
 
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
@@ -21,7 +21,7 @@ _CAPTURE_IMPLICIT = 906  # of the legacy stream, which all blocking streams wait
 class CudaEvent(Event):
     """An event with timing."""
 
-    def __init__(self, device: CudaDevice, stream: int, timing: bool = True) -> None:
+    def __init__(self, device: Gpu, stream: int, timing: bool = True) -> None:
         self.device = device
         flags = device.api.CUevent_flags
         self.raw = device.call("cuEventCreate", 0 if timing else flags.CU_EVENT_DISABLE_TIMING.value)
@@ -55,7 +55,7 @@ class CudaStream(Stream):
     `owner` keeps a foreign stream's object alive. Streams never synchronise with the legacy default stream.
     """
 
-    def __init__(self, device: CudaDevice, handle: int | None = None, owner: object = None) -> None:
+    def __init__(self, device: Gpu, handle: int | None = None, owner: object = None) -> None:
         self.device = device
         self.owner = owner
         self._ours = handle is None
@@ -115,7 +115,7 @@ class CudaStream(Stream):
             self.close("")
 
 
-def as_ours(device: CudaDevice, source: object) -> CudaStream:
+def as_ours(device: Gpu, source: object) -> CudaStream:
     """A stream of this device, ours or another library's; `SpecError` for one that is another device's."""
     if isinstance(source, CudaStream) and source.device is device:
         return source

@@ -9,10 +9,10 @@ from ptxgen.errors import CudaError
 from ptxgen.runtime.arrays.tensormap import DATA_TYPES, FILLS, INTERLEAVES, MAP_BYTES, PROMOTIONS, SWIZZLES, Tiling
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cuda.device import CudaDevice
+    from ptxgen.runtime.cuda.gpu import Gpu
 
 
-def encode(device: CudaDevice, t: Tiling) -> bytes:
+def encode(device: Gpu, t: Tiling) -> bytes:
     """The driver's 128 bytes; raises `CudaError` where the GPU has no tensor copies, or the driver refuses."""
     if device.capability < (9, 0):
         have = ".".join(map(str, device.capability))

@@ -16,7 +16,7 @@ from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings, checked
 from ptxgen.runtime.model.steps import layer_buffers
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.model.model import Model
+    from ptxgen.runtime.model.sequenced import Sequenced
 
 
 class Batch:
@@ -31,7 +31,7 @@ class Batch:
     """
 
     def __init__(
-        self, model: Model, slots: int, invariant: bool = False, sampling: bool = False, penalties: bool = False,
+        self, model: Sequenced, slots: int, invariant: bool = False, sampling: bool = False, penalties: bool = False,
         page_size: int = 0, n_pages: int | None = None,
     ) -> None:  # fmt: skip
         self.model = model

@@ -36,5 +36,5 @@ def attention_with_cache(
         raise SpecError(f"attention_with_cache: caches must be of one length, and q of {model.q_width} (got {got})")
     given["q"] = device.array(np.ascontiguousarray(q, np.float32).reshape(1, shape.n_heads, shape.head_dim))
     given["out"] = out = device.empty(given["q"].shape, f32)
-    whole_attention(Attention.of(shape, model.layer(layer), f32, f32), given, causal=True).launch()
+    whole_attention(device, Attention.of(shape, model.layer(layer), f32, f32), given, causal=True).launch()
     return out.numpy().reshape(-1)

@@ -1,50 +1,29 @@
-"""`Model`: a whole model on a device. Owns where its sequence is, and what the host and the device know of each other.
-
-One graph launch and one copy of 4 bytes a token: the step reads the token that the step before left, and counts its
-position itself. The host says them only where they are others.
-"""
+"""`Model`: a whole model on a device: from a file to tokens and texts. Its sequence is `sequenced.py`'s."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ptxgen.dtypes import s32
-from ptxgen.errors import CapacityError, SpecError, brief
-from ptxgen.models import ModelShape
-from ptxgen.models.memory import positions_at_once
-from ptxgen.models.packing import WeightSource
-from ptxgen.models.program import Program
-from ptxgen.runtime.core.step import Step
-from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.kv.layers import as_index, within
-from ptxgen.runtime.model.sampling import Sampling, checked
-from ptxgen.runtime.model.steps import Steps
-from ptxgen.runtime.model.timing import StepTime, step_time
-from ptxgen.runtime.model.weights import Progress
+from ptxgen.errors import SpecError, brief
+from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.model.sampling import Sampling
+from ptxgen.runtime.model.sequenced import Sequenced
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ptxgen.runtime.core.buffer import Buffer
-    from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.kv.snapshot import Snapshot
     from ptxgen.runtime.model.batch import Batch
     from ptxgen.runtime.model.profile import Profile
 
-CHUNK = 512  # positions of a prompt that one step takes
-NO_TOKEN = -1  # of a position whose token is not known
 
-
-class Model:
+class Model(Sequenced):
     """A model that decodes: `forward` gives logits, `forward_to_token` and `generate` tokens.
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
@@ -61,46 +40,6 @@ class Model:
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
-
-    def __init__(
-        self,
-        source: WeightSource,
-        device: Device | None = None,
-        kv_dtype: object = "f16",
-        *,
-        chunk: int = CHUNK,
-        deterministic: bool | None = None,
-        precision: str = "exact",
-        progress: Progress | None = None,
-        weights: Mapping[str, Buffer] | None = None,
-        rings: bool = False,
-        persistent: bool = False,
-        timed: bool = False,
-    ) -> None:
-        if device is None:
-            from ptxgen.runtime.opening import open_device
-
-            device = open_device()
-        if (size := as_index(chunk)) is None or size < 1 or size & (size - 1):
-            raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
-        self.device, self.source, self.spec = device, source, source.spec
-        self.chunk = positions_at_once(size, self.shape.max_len)
-        given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
-        self.deterministic = given if deterministic is None else deterministic
-        self.stream = device.default_stream
-        overlaps = not self.deterministic
-        self.steps = Steps(
-            device, source, kv_dtype, self.chunk, overlaps, progress, weights, precision, rings, persistent
-        )
-        self._token_out = device.pinned(1, s32)
-        self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
-        self._wait = self.stream.waiter()
-        self._length = 0
-        self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
-        self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
-        self._remembers = False  # whether the device has them, too
-        self.timed = timed
-        self.timings: list[StepTime] = []
 
     @classmethod
     def load(
@@ -123,185 +62,6 @@ class Model:
 
         source = open_model(path, max_len)
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
-
-    @property
-    def weights(self) -> Mapping[str, Buffer]:
-        """The weights in device memory, by the names that a Program gives them."""
-        return self.steps.weights
-
-    @property
-    def shape(self) -> ModelShape:
-        """The spec's attention shape."""
-        return self.spec.shape
-
-    def program(self, step: str = "decode", rows: int = 1, **options: Any) -> Program:
-        """The Program of a step of this model on this device; `options` are those of `step_program`."""
-        return self.steps.program(step, rows, **options)
-
-    # the sequence -----------------------------------------------------------------------------------------------------
-    @property
-    def length(self) -> int:
-        """Positions of the sequence."""
-        return self._length
-
-    @property
-    def cache(self) -> KvCache:
-        """The sequence's keys and values, with lengths as they are now."""
-        for layer in range(self.shape.n_layers):
-            self.steps.cache.set_length(layer, self._length)
-        return self.steps.cache
-
-    def reset(self) -> None:
-        """Forget the sequence."""
-        self.rollback(0)
-
-    def rollback(self, position: int) -> None:
-        """Forget the positions from `position` on; never lengthens the sequence."""
-        place = within("Model.rollback: position", position, 0, self.shape.max_len)
-        self._rewind(place)
-        self._length = min(self._length, place)
-
-    def _rewind(self, position: int) -> None:
-        """Whether the sequence can go on from an earlier position; where it cannot, nothing has changed."""
-        if self.steps.rings and position < self._length:
-            self.cache.rollback(position)
-
-    def snapshot(self) -> Snapshot:
-        """Keys and values of the sequence with its tokens, on the host: a prompt that can be restored."""
-        self.stream.synchronize()
-        return replace(self.cache.snapshot(), tokens=self._ids[: self._length].copy())
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot. One that holds no tokens, a cache's, leaves none that a penalty could be for."""
-        tokens = getattr(snapshot, "tokens", None)
-        if tokens is not None and len(tokens) != snapshot.layers[0].seq_len:
-            raise SpecError(f"Model.restore: must have {snapshot.layers[0].seq_len} tokens (got {len(tokens)})")
-        self.steps.cache.restore(snapshot)
-        self._length = self.steps.cache.length(0)
-        self._ids[: self._length] = NO_TOKEN if tokens is None else tokens
-        self._remembers = False
-
-    def _place(self, token: int, position: int, known: tuple[int, int] | None = None) -> None:
-        """Let the device go on with this token at this position; `known` are those that it would go on with."""
-        if known is None or known[1] != position:
-            self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
-        if known is None or known[0] != token:
-            self.steps.tokens.copy_from(np.array([token], np.int32), self.stream)
-
-    def _check(self, token: object, position: object) -> tuple[int, int]:
-        at = self._length if position is None else position
-        most = self.shape.max_len
-        if self._length >= most and at == self._length:
-            raise CapacityError(f"Model: the sequence has all {most} positions; rollback or reset make room")
-        place = within("Model: position", at, 0, min(self._length, self.shape.max_len - 1))
-        checked = within("Model: token", token, 0, self.shape.vocab - 1)
-        self._rewind(place)
-        return checked, place
-
-    # one token --------------------------------------------------------------------------------------------------------
-    def forward(self, token: int, position: int | None = None) -> np.ndarray:
-        """Append a token at `position` (None: at the end; an earlier one discards the positions from there on);
-        the logits `[vocab]` of the next, float32."""
-        token, place = self._check(token, position)
-        self._step(token, place, None)
-        self._known = None  # the device has chosen a token that we have not seen
-        return np.asarray(self.steps.logits.numpy()[0])
-
-    def forward_to_token(self, token: int, position: int | None = None, sampling: Sampling | None = None) -> int:
-        """The same; the likeliest next token, the lowest among equals, or one that is drawn."""
-        if self.deterministic and sampling is None:
-            return int(np.argmax(self.forward(token, position)))
-        known, place = self._known, self._length
-        if known is None or token != known[0] or position not in (None, place) or place != known[1]:
-            token, place = self._check(token, position)
-        elif place >= self.shape.max_len:
-            self._check(token, position)
-        self._step(token, place, sampling)
-        return self._take_token()
-
-    def _step(self, token: int, place: int, sampling: Sampling | None) -> None:
-        """One decode step."""
-        step = self.steps.decode if sampling is None else self.steps.step(0, sampling, self.stream)
-        self._ids[place] = token
-        known, self._known = self._known, None  # until it has been submitted
-        self._place(token, place, known)
-        if sampling is not None and sampling.penalises:
-            if not self._remembers or known != (token, place):
-                self._remember(place + 1)
-        else:
-            self._remembers = False
-        self._launch(step, place)
-        self._length = place + 1
-
-    def _remember(self, count: int) -> None:
-        """Say the first tokens of the sequence to the device, which adds those that it draws."""
-        self.steps.settings.remember(self._ids[:count], self.stream)
-        self._remembers = True
-
-    def _launch(self, step: Step, position: int, rows: int = 1) -> None:
-        if self.timed:
-            us = step.times(self.stream)
-            self.timings.append(step_time(step.program, self.spec.block, us, position, rows))
-        elif self.deterministic:
-            step.launch(self.stream)
-        else:
-            step.graph.launch(self.stream)
-
-    def _take_token(self) -> int:
-        """The token that the last step chose."""
-        self._read_token()
-        self._wait()
-        token = int(self._token_out[0])
-        self._known = (token, self._length)
-        return token
-
-    # a prompt ---------------------------------------------------------------------------------------------------------
-    def prefill(self, prompt: Sequence[int], position: int | None = None, sampling: Sampling | None = None) -> int:
-        """Append a prompt, in chunks; the likeliest token after it, or one that is drawn."""
-        self._prefill(prompt, position, sampling)
-        if self.deterministic and sampling is None:
-            return int(np.argmax(self.steps.logits.numpy()[0]))
-        token = self._take_token()
-        self._known = (token, -1)  # a chunk counts no position
-        return token
-
-    def _prefill(self, prompt: Sequence[int], position: int | None, sampling: Sampling | None) -> None:
-        tokens, sampling = self._tokens_of(prompt), checked(sampling)
-        start = self._length if position is None else position
-        place = within("Model: position", start, 0, self._length)
-        if place + len(tokens) > self.shape.max_len:
-            fits = f"{len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}"
-            raise CapacityError(f"Model: {fits}; nothing was changed")
-        self._rewind(place)
-        self._known, self._remembers = None, False
-        self._ids[place : place + len(tokens)] = tokens
-        for rows, at in chunks(len(tokens), self.chunk):
-            draws = sampling if at + rows == len(tokens) else None
-            if draws is not None and draws.penalises:
-                self._remember(place + len(tokens))
-            self._run_chunk(tokens[at : at + rows], place + at, draws)
-            self._length = place + at + rows
-
-    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None) -> None:
-        step = self.steps.step(len(tokens), sampling, self.stream)
-        step.write("prompt", tokens, self.stream)
-        step.write("q_len", np.array([len(tokens)], np.int32), self.stream)
-        step.write("kv_len", np.array([position + len(tokens)], np.int32), self.stream)
-        self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
-        self._launch(step, position, len(tokens))
-
-    def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
-        """A prompt as s32, every token within the vocabulary."""
-        try:
-            tokens = np.asarray(prompt)
-        except ValueError:  # lists of different lengths
-            tokens = np.zeros(0)
-        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
-            raise SpecError(f"Model: a prompt must be a list of integers, one at least (got {brief(prompt)})")
-        if tokens.min() < 0 or tokens.max() >= self.shape.vocab:
-            got = f"{tokens.min()} … {tokens.max()}"
-            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {got})")
-        return tokens.astype(np.int32)
 
     # text -------------------------------------------------------------------------------------------------------------
     @overload
@@ -392,10 +152,6 @@ class Model:
 
         return attention_with_cache(self.device, self.spec, layer, q, (k_cache, v_cache), (k, v))
 
-    def __repr__(self) -> str:
-        size = f"{self.shape.family} {self.shape.n_layers} × {self.spec.dim}"
-        return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
-
 
 def _several(label: str, given: object, kind: type) -> tuple[Any, ...]:
     """One of a kind, or several, as several."""
@@ -404,12 +160,3 @@ def _several(label: str, given: object, kind: type) -> tuple[Any, ...]:
         what = "a string or strings" if kind is str else "an integer or integers"
         raise SpecError(f"{label}: must be {what} (got {brief(given)})")
     return found
-
-
-def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """`count` positions as powers of two up to `most`: how many, and from where."""
-    at = 0
-    while at < count:
-        rows = min(most, 1 << ((count - at).bit_length() - 1))
-        yield rows, at
-        at += rows

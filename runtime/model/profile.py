@@ -14,7 +14,7 @@ from ptxgen.runtime.kv.layers import within
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.stream import Stream
-    from ptxgen.runtime.model.model import Model
+    from ptxgen.runtime.model.sequenced import Sequenced
 
 COPIED = {"cuda": 256 << 20, "cpu": 16 << 20}  # bytes: more than caches hold
 _CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")
@@ -118,7 +118,7 @@ def op_bytes(program: Program, op: Op, length: int) -> int:
     return total
 
 
-def profile(model: Model, token: int, position: int | None, repeats: int) -> Profile:
+def profile(model: Sequenced, token: int, position: int | None, repeats: int) -> Profile:
     """The median time of every op over `repeats` steps at the end of the sequence."""
     within("Model.profile: repeats", repeats, 1, 1 << 20)
     place = model.length if position is None else position

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import performance
 from benchmarks.cases.decode import GRID, LISTS, RAGGED, SHAPES, Case
+from benchmarks.documents import decode as decode_document
 from benchmarks.peers import flashinfer
-from benchmarks.report import decode_document
 from benchmarks.report.decode import as_json, best, by_case, fractions, over_floor, over_peers, plot, report
 from benchmarks.report.decode_aims import aims
 from ptxgen.generator import generate

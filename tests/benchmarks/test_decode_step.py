@@ -11,9 +11,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks import decode_step
+from benchmarks import decode_step, our_steps
 from benchmarks.cases.models import MIXES, MODELS, cache_bytes, open_random, random_model, weight_bytes
-from benchmarks.decode_step import Ours
+from benchmarks.our_steps import Ours
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.report import rows
@@ -110,8 +110,8 @@ def test_rows_of_a_small_model(device: CpuDevice) -> None:
 
 
 def test_the_deepest_case_fits() -> None:
-    deepest = max(max(depths) for depths in decode_step.DEPTHS.values())
-    assert deepest + 2 * decode_step.STEPS < decode_step.MAX_LEN
+    deepest = max(max(depths) for depths in our_steps.DEPTHS.values())
+    assert deepest + 2 * our_steps.STEPS < our_steps.MAX_LEN
 
 
 def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None:
@@ -120,7 +120,7 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     given = argparse.Namespace(models="", weights="", transformers=True)
     peers = dict.fromkeys(("llama-3.2-1b", "llama-3-8b"), mock.Mock())
     made = list(decode_step.tasks(run, ours, None, peers, given, 0.0))
-    assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(decode_step.FIRST)
+    assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(our_steps.FIRST)
     impls = {"floor", "ptxgen", "ptxgen-persistent", "ptxgen ops", "transformers-compiled"}
     assert {task.impl for task in made} == impls
     given = argparse.Namespace(models="llama-3.2-1b", weights="bf16", transformers=False)
@@ -140,7 +140,7 @@ def test_rows_of_a_step_in_one_launch(device: CpuDevice) -> None:
 
 def test_a_floor_past_the_sizes_goes_on_at_their_rate() -> None:
     times = {1000: 10.0, 2000: 18.0}
-    assert [decode_step.floor_us(times, n) for n in (500, 1500, 2000, 4000)] == [5.0, 14.0, 18.0, 36.0]
+    assert [our_steps.floor_us(times, n) for n in (500, 1500, 2000, 4000)] == [5.0, 14.0, 18.0, 36.0]
 
 
 def test_a_table_says_what_is_missing_and_why() -> None:

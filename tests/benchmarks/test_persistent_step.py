@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases.models import MODELS, open_random
-from benchmarks.decode_step import at_depth
+from benchmarks.our_steps import at_depth
 from benchmarks.persistent_step import TracedStep, compare, fields_of, other, table
 from benchmarks.report import rows
 from benchmarks.report.rows import Run

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report import decode_document, prune, rows
+from benchmarks import prune
+from benchmarks.documents import decode as decode_document
+from benchmarks.report import rows
 
 
 def row(run: str, **more: Any) -> dict[str, Any]:

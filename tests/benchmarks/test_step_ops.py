@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import step_ops
-from benchmarks.decode_step import Ours, case_of
+from benchmarks import bound_step, step_ops
+from benchmarks.bound_step import Bound
+from benchmarks.our_steps import Ours, case_of
 from benchmarks.report.rows import Run
-from benchmarks.step_ops import Bound
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
 
@@ -39,10 +39,10 @@ def test_ends_are_those_of_the_step_alone(layers: int) -> None:
 
 
 def test_rows_of_ops_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(step_ops, "op_bytes", lambda program, op, length: 100 * length)
+    monkeypatch.setattr(bound_step, "op_bytes", lambda program, op, length: 100 * length)
     run, bound = Run("decode_step_ops", "a GPU"), known(3)
     run.add({"op": "read"}, "floor", us=1.0, bytes=1000)
-    step_ops.measure(bound, run, case_of("m", "bf16", 1, 9), "ptxgen")
+    bound_step.measure(bound, run, case_of("m", "bf16", 1, 9), "ptxgen")
     timeline, *ops = run.rows[1:]
     assert timeline["ends"][-1] == sum(bound.step.launches)
     assert sum(row["us"] for row in ops) == sum(bound.step.launches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,34 @@ OPTIONS = [
     ("doctor --target sm_80", "--target: goes with --model or --config"),
     ("doctor --kv-dtype f16", "--kv-dtype: goes with --model"),
     ("doctor {C} --rings 4", "--rings: goes with --model"),
+    ("generate {C} --target sm_80 -o out --rings 16", "rings: must be 0: no layer of this model has a window shorter "),
+    ("export {C} --weights q8_0 --target sm_80 -o out --rings 16", "rings: must be 0: no layer of this model has a wi"),
+    ("export --config windows.json --target sm_80 -o out --rings 16",
+     "rings: must be 0: with windows of 48 positions they would be no smaller than the cache of 64 (got 16)"),
+    ("generate --config= --target sm_80 -o out", "--config: must be a path (got '')"),
+    ("generate {C} --target sm_80 -o -", "-o: is needed with --config: the directory to write to"),
+    ("generate {C} --target sm_80 --kv-dtype= -o out", "--kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got )"),
+    ("generate {C} --target sm_80 --max-len 1e3 -o out", "Invalid value for '--max-len': '1e3' is not a valid integer"),
+    ("generate {C} --target sm_80 --target sm_200 -o out", "target: must be one of sm_70, sm_72, sm_75"),
+    ("export {C} --prefix a-b --target sm_80 -o out", "--prefix: must be letters, digits and _, a letter first (got"),
+    ("export --model= --target sm_80 -o out", "--model: must be a path (got '')"),
+    ("export --model config.json --target sm_80 -o out", "config.json: is no GGUF file (it begins with "),
+    ("export --model m --target sm_80 --target sm_90 -o out", "export --model: needs one --target, and -o, a new"),
+    ("doctor --model= --kv-dtype f16", "--model: must be a path (got '')"),
+    ("doctor --config=", "--config: must be a path (got '')"),
+    ("doctor --model m --kv-dtype f8", "--kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got f8)"),
+    ("complete kernel.ptx hello --kv-dtype f64", "--kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got f64)"),
+    ("complete config.json hello", "config.json: is no GGUF file (it begins with "),
+    ("requires ''", "FILE: must be a path (got '')"),
+    ("verify kernel.ptx ''", "PATHS: must be a path (got '')"),
+    ("check ''", "Invalid value for 'FILE': File '' does not exist."),
+    ("golden check --root=", "--root: must be a path (got '')"),
+    ("golden diff --root kernel.ptx", "--root: must be a directory of goldens (got kernel.ptx); golden update"),
+    ("tune --config= --dry-run --target sm_90", "--config: must be a path (got '')"),
+    ("replay config.json", "config.json: must be a launch recorded by ptxgen (File is not a zip file)"),
+    ("run {A} --device cuda:x", 'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got \'cuda:x\')'),
+    ("run {A} --device cpu --size rows", "--size: must be NAME=N (got 'rows')"),
+    ("run {A} --device cpu --inputs kernel.ptx", "kernel.ptx: must be an .npz of arrays without Python objects"),
     ("run {A} --device cpu --seconds 5", "--seconds: goes with --isolate"),
     ("run {A} --device cpu --isolate --seconds nan", "Invalid value for '--seconds': nan is no number."),
     ("check kernel.ptx --memory 5", "--memory: goes with --isolate"),
@@ -93,7 +122,7 @@ SHORT = {"A": "activation --dim 64", "C": "--config config.json"}
 def refused(command: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence that begins so, exit 2, and the files as they were."""
     before = sorted(folder.rglob("*"))
-    assert invoke(command.format(**SHORT).split()) == 2
+    assert invoke(shlex.split(command.format(**SHORT))) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"ptxgen: {said}")
@@ -104,6 +133,8 @@ def refused(command: str, said: str, folder: Path, capsys: pytest.CaptureFixture
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    windows = {"model_type": "mistral", "sliding_window": 48}
+    (tmp_path / "windows.json").write_text(json.dumps(SMALL | windows))
     (tmp_path / "kernel.ptx").write_text(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry a() .reqntid 32 { ret; }\n"
     )

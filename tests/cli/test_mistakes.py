@@ -151,7 +151,7 @@ MISTAKES = [
     ("generate --config small.json --target sm_80 -o file", "file/index.json: Not a directory"),
     ("generate --config empty --target sm_80 -o out", "empty: Is a directory"),
     ("export --config small.json --target sm_80 -o out --prefix 9x",
-     "entry: must be letters, digits and _, a letter first (got '9xrope_append')"),
+     "--prefix: must be letters, digits and _, a letter first (got '9x')"),
     ("export --model file --config small.json --target sm_80 -o out",
      "export: --config does not go with --model (got small.json)"),
     ("export --model file --prefix x --target sm_80 -o out", "export: --prefix does not go with --model (got x)"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.golden import Case
+from ptxgen.golden.case import Case
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import Trial, trial

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cpu_executor
-from benchmarks.report import cpu_executor_document
+from benchmarks.documents import cpu_executor as cpu_executor_document
 from benchmarks.report.rows import load
 from ptxgen import isa
 from ptxgen.runtime.cpu.flow import registry

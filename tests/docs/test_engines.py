@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.documents.engines import MARKS, engines
 from benchmarks.performance import between
-from benchmarks.report.engines_document import MARKS, engines
 from tests.support.packages import ROOT
 
 

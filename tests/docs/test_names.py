@@ -65,8 +65,8 @@ def resolved(node: ast.expr, own: set[str]) -> Any:
     if not inspect.isclass(owner):
         return None
     fields = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-    source = inspect.getsource(owner)
-    if node.attr in fields or f"self.{node.attr}" in source:
+    ours = [base for base in owner.__mro__ if base.__module__.startswith("ptxgen.")]
+    if node.attr in fields or any(f"self.{node.attr}" in inspect.getsource(base) for base in ours):
         return None
     return getattr(owner, node.attr)
 

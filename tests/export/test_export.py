@@ -19,7 +19,8 @@ from ptxgen.cli._main import invoke
 from ptxgen.export import export
 from ptxgen.export.stubs import formula
 from ptxgen.generator import Ptx, generate
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from ptxgen.kernel import make_spec
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.launch import evaluate

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from ptxgen.kernel import supports
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.targets import target

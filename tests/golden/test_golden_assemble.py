@@ -8,7 +8,8 @@ import pytest
 
 from ptxgen.assembler import assemble, available_assemblers, supported_targets
 from ptxgen.errors import AssembleError
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from ptxgen.targets import ALL_TARGETS, driver_for_ptx
 from tests.support import sweep
 from tests.support.kernels import GOLDENS, NAMES

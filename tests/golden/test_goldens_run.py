@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ptxgen.dtypes import dtype
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from ptxgen.kernel import KernelType
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial

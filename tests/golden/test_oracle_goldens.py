@@ -16,7 +16,7 @@ import pytest
 
 from ptxgen import generator
 from ptxgen.generator import Ptx
-from ptxgen.golden import Case
+from ptxgen.golden.case import Case
 from ptxgen.kernel import KernelType
 from ptxgen.launch import evaluate
 from ptxgen.parity import compare, limit_of

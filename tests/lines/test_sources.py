@@ -17,7 +17,8 @@ from ptxgen.builder import Builder
 from ptxgen.checks import check
 from ptxgen.errors import AssembleError, ExecutionError, IsaError, ModuleLoadError
 from ptxgen.generator import Ptx, _generate
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from ptxgen.kernels import KvCacheScatter, RmsNorm
 from ptxgen.lines.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.parser import parse

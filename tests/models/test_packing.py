@@ -15,7 +15,7 @@ from ptxgen.models import packing
 from ptxgen.models.packing import packed
 from ptxgen.models.program import Pairs, Part, Tensor
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import interleave
+from ptxgen.weights.order import interleave
 
 ROWS, COLS = 400, 256  # three slices of 128 rows and 16 rows
 

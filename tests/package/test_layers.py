@@ -1,9 +1,10 @@
-"""Rooms import one another in one direction: those of every folder, the runtime's in a certain order."""
+"""No knots: modules and rooms name one another in one direction, the runtime's rooms in a certain order."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -29,44 +30,59 @@ def test_a_room_imports_only_those_before_it(room: str) -> None:
     assert wrong == []
 
 
-def started(path: Path) -> Iterator[str]:
-    """Modules that are imported when this one is: not in functions, not for annotations."""
-    left: list[ast.AST] = list(ast.parse(path.read_text()).body)
+def named(path: Path, functions: bool) -> Iterator[tuple[str, ...]]:
+    """Modules that this one names when it is imported or for annotations, and with `functions` in these, too; of
+    `from a import b` it is "a.b", which may be a name in "a"."""
+    left: list[ast.AST] = list(ast.parse(path.read_text(encoding="utf-8")).body)
     while left:
         node = left.pop()
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from ((*node.module.split("."), each.name) for each in node.names)
         elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            left += node.orelse
-        elif not isinstance(node, ast.FunctionDef | ast.Lambda):
+            yield from (tuple(each.name.split(".")) for each in node.names)
+        elif functions or not isinstance(node, ast.FunctionDef | ast.Lambda):
             left += ast.iter_child_nodes(node)
 
 
-def test_no_folder_has_rooms_that_import_each_other_in_a_circle() -> None:
-    """A room of a folder is a module in it, or a folder in it with all that it holds."""
-    package = RUNTIME.parent / "ptxgen"
-    files = {
-        *package.rglob("*.py"),
-        *(package / "runtime" / path.relative_to(RUNTIME) for path in RUNTIME.rglob("*.py")),
+@cache
+def imports(functions: bool) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    """What every module of the library, of the benchmarks and of the tests names of these."""
+    root = RUNTIME.parent
+    files = {path: path.relative_to(root).parts for top in ("ptxgen", "benchmarks", "tests")
+             for path in (root / top).rglob("*.py")}  # fmt: skip
+    files |= {path: ("ptxgen", "runtime", *path.relative_to(RUNTIME).parts) for path in RUNTIME.rglob("*.py")}
+    modules = {
+        (*parts[:-1], *(() if parts[-1] == "__init__.py" else (parts[-1].removesuffix(".py"),))): path
+        for path, parts in files.items()
     }
-    imports = {
-        (*path.relative_to(RUNTIME.parent).parent.parts, *((path.stem,) if path.stem != "__init__" else ())): {
-            tuple(name.split(".")) for name in started(path) if name.startswith("ptxgen.")
-        }
-        for path in files
-    }
-    folders = {name[:depth] for name in imports for depth in range(1, len(name))}
-    assert len(folders) > 40
+    found = {}
+    for name, path in modules.items():
+        there = (other if other in modules else other[:-1] for other in named(path, functions))
+        found[name] = {other for other in there if other in modules and other != name}
+    return found
+
+
+def test_no_module_names_one_that_names_it() -> None:
+    """Directly or by others; in functions and for annotations, too."""
+    graph = imports(functions=True)
+    assert len(graph) > 900
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_folder_has_rooms_that_name_each_other_in_a_circle() -> None:
+    """A room of a folder is a module in it, or a folder in it with all that it holds. Functions may import what finds
+    them: kernel types find their modules so, errors their findings."""
+    graph = imports(functions=False)
+    folders = {name[:depth] for name in graph for depth in range(len(name))}
+    assert len(folders) > 80
     for folder in folders:
         depth = len(folder)
         rooms: dict[str, set[str]] = {}
-        for name, wanted in imports.items():
+        for name, wanted in graph.items():
             if name[:depth] == folder and len(name) > depth:
                 others = {other[depth] for other in wanted if other[:depth] == folder and len(other) > depth}
                 rooms.setdefault(name[depth], set()).update(others - {name[depth]})
-        TopologicalSorter(rooms).prepare()  # raises CycleError, which names the circle
+        TopologicalSorter(rooms).prepare()
 
 
 PARTS = ("attention", "builder", "checks", "idioms", "isa", "parser", "persistent", "products", "spec", "weights")

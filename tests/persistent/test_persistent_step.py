@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, SpecError, generate
+from ptxgen.idioms.polls import POLLS
 from ptxgen.kernels import PersistentStep
 from ptxgen.models.decode import step_program
 from ptxgen.models.persistent import persistent
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.parity import compare, limit_of
-from ptxgen.persistent.polls import POLLS
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.kernel import Kernel

@@ -15,8 +15,8 @@ from ptxgen.launch import buffer
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
 from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.arguments import Capacities, ParamBlock, check_alignment, check_overlaps, pack_raw, slots_of
-from ptxgen.runtime.core.backend import Slot
+from ptxgen.runtime.core.arguments import Capacities, check_alignment, check_overlaps, pack_raw
+from ptxgen.runtime.core.param_block import ParamBlock, Slot, slots_of
 from ptxgen.runtime.cpu.run.param_space import _number
 from ptxgen.runtime.tools.trial import bind_example
 from tests.support.cpu_run import text_of

@@ -11,9 +11,9 @@ import pytest
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.lengths import MOST
-from ptxgen.runtime.core.arguments import Capacities, ParamBlock
-from ptxgen.runtime.core.backend import Slot
+from ptxgen.runtime.core.arguments import Capacities
 from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.param_block import ParamBlock, Slot
 from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.cuda.device import CudaDevice
 from tests.support.fake_cuda import Binding, fake_device

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from ptxgen.golden import Case, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.case import Case
 from tests.support.kernels import GOLDENS
 
 

@@ -51,7 +51,7 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.testing.raw_kernel": ("RawKernel", "RawModule"),
     "ptxgen.testing.triton": ("Driver", "install", "install_from_environment", "uninstall"),
     "ptxgen.testing.triton_compile": ("TritonKernel", "compile_kernel"),
-    "ptxgen.transformers": ("install",),
+    "ptxgen.transformers": ("growing_cache", "install"),
     "ptxgen.vllm": ("register",),
 }  # fmt: skip
 # Modules that need what may not be installed: they are read, not imported, and have the functions that they define.
@@ -179,7 +179,12 @@ def _methods_shown(cls: type) -> bool:
 
 
 def _members(cls: type) -> Iterator[tuple[str, str, str | None]]:
-    for name in sorted(vars(cls)):
+    """Its own, and those of bases in the same library that have no entry of their own."""
+    modules = [importlib.import_module(name) for name in MODULES]
+    shown = {id(getattr(module, name, None)) for module in modules for name in dir(module)}
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("ptxgen.")]
+    bases = [base for base in ours if base is cls or id(base) not in shown]
+    for name in sorted({name for base in bases for name in vars(base)}):
         value = inspect.getattr_static(cls, name)
         if name.startswith("_") or name in getattr(cls, "__dataclass_fields__", {}):
             continue

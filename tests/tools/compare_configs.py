@@ -51,7 +51,10 @@ def small(config: Config) -> Config:
 
 def main(folder: str) -> int:
     """A line for each configuration."""
-    import torch
+    try:
+        import torch
+    except ImportError as missing:
+        raise SystemExit(f"compare_configs: {missing}") from None
 
     wrong = 0
     for verdict in survey(folder):
@@ -81,4 +84,6 @@ def _difference(config: Config, torch: object) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("compare_configs: give one folder of config.json files")
     sys.exit(main(sys.argv[1]))

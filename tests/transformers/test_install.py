@@ -23,6 +23,14 @@ def test_says_which_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None
         ptxgen.transformers.install()
 
 
+def test_a_growing_cache_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("ptxgen.transformers.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"pip install 'ptxgen\[transformers\]'"):
+        ptxgen.transformers.growing_cache(None)
+
+
 def test_import_is_cheap() -> None:
     code = "import ptxgen.transformers, sys; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from ptxgen.transformers import growing_cache
 from tests.transformers.models import FAMILIES, build, continued, prompts, torch, transformers
 
 operators: Any = importlib.import_module("ptxgen.transformers.operators")
+caches: Any = importlib.import_module("ptxgen.transformers.cache")
 launches: Any = importlib.import_module("ptxgen.transformers.launches")
 
 
@@ -52,6 +54,105 @@ def test_as_eager(family: str, padding: str, where: str, launched: list[Any]) ->
         assert kinds.count("IncrementalAttention") == 2 * 23
 
 
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"num_key_value_heads": 1}, {"family": "gemma3"}], ids=["", "a head", "windows"]
+)
+def test_a_cache_that_grows_in_place(
+    fields: dict[str, Any], padding: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As eager attention over transformers' own; it moves only when its room is full, and so often only."""
+    monkeypatch.setattr(caches, "LEAST_ROOM", 8)
+    model = build(fields.get("family", "llama"), where, **{k: v for k, v in fields.items() if k != "family"})
+    ids, mask = prompts(where, padding)
+    wanted, logits = continued(model, "eager", ids, mask)
+    for name in ("eager", "ptxgen"):
+        cache = growing_cache(model.config)
+        tokens, found = continued(model, name, ids, mask, past_key_values=cache)
+        assert torch.equal(tokens, wanted), name
+        assert torch.allclose(found, logits, atol=1e-4), name
+    grown = [layer for layer in cache.layers if isinstance(layer, caches.GrowingLayer)]
+    assert grown
+    for layer in grown:
+        assert layer.keys.shape[2] == 21 + 23
+        assert layer.keys.data_ptr() == layer._rooms[0].data_ptr()
+        assert layer._rooms[0].shape[2] == 39 + 8  # the third: before of 21 + 8, of 30 + 8 positions
+
+
+def test_a_cache_that_grows_reads_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    launch = operators._launch
+
+    def launching(spec: Any, tensors: Any, *more: Any) -> Any:
+        taken.append(tensors["k_cache" if "k_cache" in tensors else "k"].data_ptr())
+        return launch(spec, tensors, *more)
+
+    monkeypatch.setattr(operators, "_launch", launching)
+    model = build("llama")
+    cache = growing_cache(model.config)
+    continued(model, "ptxgen", *prompts("cpu", "none"), past_key_values=cache)
+    assert set(taken) == {layer.keys.data_ptr() for layer in cache.layers}
+
+
+@pytest.mark.parametrize("cache", ["its own", "in place", "static"])
+def test_a_call_that_is_like_another_names_all_that_it_takes(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of two kinds may be one launch: what one of them left out would be the other's."""
+    named: list[list[int]] = []
+    steps: list[Any] = []
+    launch = operators._launch
+
+    def again(site: Any, tensors: Any, scalars: Any) -> bool:
+        named.append([tensor.data_ptr() for tensor in tensors])
+        return False
+
+    def launching(spec: Any, tensors: Any, *more: Any) -> Any:
+        if type(spec).__name__ == "IncrementalAttention":
+            assert named.pop() == [tensor.data_ptr() for tensor in tensors.values()]
+            steps.append(spec)
+        return launch(spec, tensors, *more)
+
+    monkeypatch.setattr(operators, "again", again)
+    monkeypatch.setattr(operators, "_launch", launching)
+    model = build("llama")
+    given: dict[str, Any] = {"static": dict(cache_implementation="static"), "its own": {}}.get(
+        cache, dict(past_key_values=growing_cache(model.config))
+    )
+    continued(model, "ptxgen", *prompts("cpu", "none"), **given)
+    assert len(steps) == 2 * 23
+
+
+def test_a_cache_that_grows_is_changed_as_a_dynamic_one() -> None:
+    """Cropped, reordered, repeated, and appended to again."""
+    torch.manual_seed(0)
+    config = build("llama").config
+    pair = [transformers.DynamicCache(config=config), growing_cache(config)]
+
+    def both(change: Any) -> None:
+        for cache in pair:
+            change(cache)
+        for one, other in zip(pair[0].layers, pair[1].layers, strict=True):
+            assert torch.equal(one.keys, other.keys)
+            assert torch.equal(one.values, other.values)
+
+    def append(batch: int, count: int) -> None:
+        new = torch.randn(2, 2, batch, 2, count, 16)
+        both(lambda cache: [cache.update(*new[layer], layer) for layer in range(2)])
+
+    append(2, 5)
+    append(2, 1)
+    both(lambda cache: cache.crop(-3))
+    append(2, 2)
+    both(lambda cache: cache.batch_repeat_interleave(2))
+    append(4, 1)
+    both(lambda cache: cache.reorder_cache(torch.tensor([3, 0, 0, 2])))
+    append(4, 300)
+    both(lambda cache: cache.batch_select_indices(torch.tensor([1, 2])))
+    append(2, 1)
+    assert pair[1].get_seq_length() == 307
+    filled = caches.GrowingCache([(layer.keys, layer.values) for layer in pair[0].layers])
+    assert torch.equal(filled.layers[1].keys, pair[0].layers[1].keys)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_chunks_of_a_prompt(family: str, where: str) -> None:
     """Several tokens behind some that are cached already."""
@@ -63,6 +164,7 @@ def test_chunks_of_a_prompt(family: str, where: str) -> None:
         for cache in (
             transformers.DynamicCache(config=model.config),
             transformers.StaticCache(config=model.config, max_cache_len=40),
+            growing_cache(model.config),
         ):
             parts = [model(part, past_key_values=cache).logits for part in ids.split(8, 1)]
             assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-4)

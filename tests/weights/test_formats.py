@@ -8,7 +8,7 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import interleave, separate
+from ptxgen.weights.order import interleave, separate
 
 NAMES = tuple(weight_formats())
 GGUF = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}

@@ -19,6 +19,7 @@ from ptxgen.weights.format import TILE_ROWS, Piece
 
 if TYPE_CHECKING:
     from ptxgen.products.digits import Digits
+    from ptxgen.products.reader import Place
     from ptxgen.weights.format import WeightFormat
 
 MMA = "mma.sync.aligned.m16n8k{}.row.col.s32.u8.s8.s32"
@@ -43,12 +44,12 @@ class TokenColumns(Columns):
     def pieces(self) -> Sequence[Piece]:
         return self.kind.span_pieces
 
-    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits | None) -> None:
+    def begin(self, place: Place, quad: Reg, digits: Digits | None) -> None:
         b = self.b
         vector = b.op("mov.u32", "x_vector", self.vector)
         self.x_bases = tuple(
             b.op("mad.lo.u32", f"x_{name}_base", by, nbytes, vector)
-            for name, by, nbytes in (("digits", lane, 16), ("sums", lane, 8), ("powers", quad, 8))
+            for name, by, nbytes in (("digits", place.lane, 16), ("sums", place.lane, 8), ("powers", quad, 8))
         )
         self.x_steps = (self.groups * layout.UNIT_BYTES,) * 3
         self.a, self.digit = b.array("code", "b32", 2 * CHUNKS), b.array("x_digit", "b32", layout.DIGITS * CHUNKS)

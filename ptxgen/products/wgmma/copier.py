@@ -8,10 +8,10 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
-    from ptxgen.products.wgmma.tasks import Tasks
 
 MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"

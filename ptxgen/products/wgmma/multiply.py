@@ -19,16 +19,9 @@ from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
+from ptxgen.weights.bits import bytes_to_bf16, constant, fragment, pair_of_bf16
 from ptxgen.weights.f16 import Half
-from ptxgen.weights.format import (
-    OWN,
-    ByteCodes,
-    Piece,
-    bytes_to_bf16,
-    constant,
-    fragment,
-    pair_of_bf16,
-)
+from ptxgen.weights.format import OWN, ByteCodes, Piece
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.flow.symbols import Reg, bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.emit.definedness import DefinedLanes
-    from ptxgen.runtime.cpu.emit.emitter import Emitter
-    from ptxgen.runtime.cpu.flow.flow import Op, Source
+    from ptxgen.runtime.cpu.emit.warp_code import WarpCode
+    from ptxgen.runtime.cpu.flow.blocks import Op, Source
 
 Planes = tuple[str, ...]  # for each byte of a register, the lanes in which it is defined, as an i32
 ALL = "-1"
 
 
-def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
+class Followed(Protocol):
+    """What is followed of registers: `DefinedLanes`."""
+
+    e: WarpCode
+    silent: bool  # whether a read is no finding
+
+    def planes(self, reg: Reg) -> Planes | None:
+        """The lanes in which each byte of a register is defined, or None if that is known to be all."""
+
+    def both(self, a: str, b: str) -> str:
+        """The lanes that are among both."""
+
+
+def bytes_of_result(d: Followed, reg: Reg) -> Planes | None:
     """The bytes of a register that the present instruction writes, from those that it reads; None: not by byte."""
     words = d.e.op.words
     rule = _RULES.get(words[0])
@@ -31,7 +43,7 @@ def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
     return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
 
 
-def _field(d: DefinedLanes, source: Planes, begin: int, end: int) -> str:
+def _field(d: Followed, source: Planes, begin: int, end: int) -> str:
     """The lanes in which these bits of a source are defined; none of them: all lanes."""
     lanes = ALL
     for n in range(max(begin, 0) // 8, -(-min(end, 8 * len(source)) // 8) if end > begin else 0):
@@ -45,7 +57,7 @@ def _numbers(operands: tuple[Source, ...]) -> list[int] | None:
     return found if len(found) == len(operands) else None
 
 
-def _source(d: DefinedLanes, operand: Source, count: int) -> Planes | None:
+def _source(d: Followed, operand: Source, count: int) -> Planes | None:
     """`count` bytes of a source, from its lowest on."""
     if isinstance(operand, nodes.Immediate):
         return (ALL,) * count
@@ -55,7 +67,7 @@ def _source(d: DefinedLanes, operand: Source, count: int) -> Planes | None:
     return (d.planes(reg) or (ALL,) * count)[:count]
 
 
-def _prmt(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _prmt(d: Followed, reg: Reg) -> Planes | None:
     _, a, b, selector = d.e.op.operands
     low, high = _source(d, a, 4), _source(d, b, 4)
     if low is None or high is None or not isinstance(selector, nodes.Immediate):
@@ -64,7 +76,7 @@ def _prmt(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple((low + high)[number >> 4 * n & 7] for n in range(4))
 
 
-def _shift(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _shift(d: Followed, reg: Reg) -> Planes | None:
     name, kind = d.e.op.words
     count = bits_of(kind) // 8
     source, amount = _source(d, d.e.op.operands[1], count), d.e.op.operands[2]
@@ -85,7 +97,7 @@ def _shift(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple(moved)
 
 
-def _funnel(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _funnel(d: Followed, reg: Reg) -> Planes | None:
     """shf: 32 bits of two registers side by side."""
     _, direction, mode, _ = d.e.op.words
     _, a, b, amount = d.e.op.operands
@@ -97,7 +109,7 @@ def _funnel(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple(_field(d, low + high, begin + 8 * n, begin + 8 * n + 8) for n in range(4))
 
 
-def _extract(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _extract(d: Followed, reg: Reg) -> Planes | None:
     """bfe: a field, from its lowest bit on; behind it zeros, or the field's sign."""
     kind = d.e.op.words[1]
     count = bits_of(kind) // 8
@@ -113,7 +125,7 @@ def _extract(d: DefinedLanes, reg: Reg) -> Planes | None:
     )
 
 
-def _insert(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _insert(d: Followed, reg: Reg) -> Planes | None:
     """bfi: a field of one register within another."""
     count = bits_of(d.e.op.words[1]) // 8
     _, a, b, *place = d.e.op.operands
@@ -130,7 +142,7 @@ def _insert(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple(found)
 
 
-def _lookup(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _lookup(d: Followed, reg: Reg) -> Planes | None:
     """lop3: of the sources those count on which a byte depends, where the others are immediate."""
     *inputs, table = d.e.op.operands[1:]
     sources, number = [_source(d, one, 4) for one in inputs], _numbers((table,))
@@ -159,7 +171,7 @@ def _depends(table: int, which: int, fixed: list[int | None], bit: int) -> bool:
     return False
 
 
-def _select(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _select(d: Followed, reg: Reg) -> Planes | None:
     """selp: the source that is chosen, if the predicate is defined."""
     count = bits_of(d.e.op.words[1]) // 8
     _, a, b, chosen = d.e.op.operands
@@ -175,7 +187,7 @@ def _select(d: DefinedLanes, reg: Reg) -> Planes | None:
     return _either(d, held, known, left, right)
 
 
-def chooses_first(e: Emitter, op: Op) -> str:
+def chooses_first(e: WarpCode, op: Op) -> str:
     """The lanes in which slct takes its first source, as <32 x i1>."""
     test = op.words[-1]
     c = e.src(op.operands[3], test)
@@ -186,7 +198,7 @@ def chooses_first(e: Emitter, op: Op) -> str:
     return e.c(f"icmp sge {vec('i32')} {c}, zeroinitializer")
 
 
-def _by_sign(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _by_sign(d: Followed, reg: Reg) -> Planes | None:
     """slct: the source that the third chooses, if that is defined."""
     count = bits_of(d.e.op.words[-2]) // 8
     _, a, b, chosen = d.e.op.operands
@@ -194,12 +206,12 @@ def _by_sign(d: DefinedLanes, reg: Reg) -> Planes | None:
     if left is None or right is None or sign is None or d.e.reg(chosen) is reg:  # what chose is overwritten by now
         return None
     before, d.silent = d.silent, True
-    held = d.e.bits(chooses_first(cast("Emitter", d.e), d.e.op))
+    held = d.e.bits(chooses_first(d.e, d.e.op))
     d.silent = before
     return _either(d, held, _field(d, sign, 0, 32), left, right)
 
 
-def _either(d: DefinedLanes, held: str, known: str, left: Planes, right: Planes) -> Planes:
+def _either(d: Followed, held: str, known: str, left: Planes, right: Planes) -> Planes:
     """The bytes of `left` in the lanes `held`, of `right` in the others; defined where that choice is `known`."""
     others = d.e.c(f"xor i32 {held}, -1")
     found = []
@@ -209,7 +221,7 @@ def _either(d: DefinedLanes, held: str, known: str, left: Planes, right: Planes)
     return tuple(found)
 
 
-def _bitwise(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _bitwise(d: Followed, reg: Reg) -> Planes | None:
     name, kind = d.e.op.words
     count = bits_of(kind) // 8
     sources = [_source(d, operand, count) for operand in d.e.op.operands[1:]]
@@ -228,13 +240,13 @@ def _bitwise(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple(result)
 
 
-def _same(d: DefinedLanes) -> bool:
+def _same(d: Followed) -> bool:
     """Whether both sources are one register: then `xor` and `sub` give 0, whatever it holds."""
     a, b = map(d.e.reg, d.e.op.operands[1:])
     return a is not None and a is b and a.bits > 1
 
 
-def _mov(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _mov(d: Followed, reg: Reg) -> Planes | None:
     target, source = d.e.op.operands
     count = reg.bits // 8
     if isinstance(source, nodes.Vector):
@@ -253,7 +265,7 @@ def _mov(d: DefinedLanes, reg: Reg) -> Planes | None:
     return _source(d, source, count)
 
 
-def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _cvt(d: Followed, reg: Reg) -> Planes | None:
     _, to, from_ = d.e.op.words
     if to[0] not in "us" or from_[0] not in "us":
         return _number(d, reg)
@@ -268,7 +280,7 @@ def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
     return (*whole, *(top,) * 8)[: reg.bits // 8]
 
 
-def _number(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _number(d: Followed, reg: Reg) -> Planes | None:
     """cvt of one number, of which all bits count; those of a wider register do not."""
     *_, to, from_ = d.e.op.words
     if len(d.e.op.operands) != 2 or to.endswith("x2") or from_.endswith("x2"):
@@ -277,7 +289,7 @@ def _number(d: DefinedLanes, reg: Reg) -> Planes | None:
     return None if source is None else (_field(d, source, 0, 8 * len(source)),) * (reg.bits // 8)
 
 
-def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _halves(d: Followed, reg: Reg) -> Planes | None:
     """Arithmetic of pairs: each half of the result comes from those halves of the sources."""
     result: Planes = (ALL,) * 4
     for operand in d.e.op.operands[1:]:
@@ -289,7 +301,7 @@ def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
     return result
 
 
-def _sum(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _sum(d: Followed, reg: Reg) -> Planes | None:
     """add, sub: a byte depends on those bytes of the sources and on what may carry into them."""
     count = bits_of(d.e.op.words[1]) // 8
     sources = [_source(d, operand, count) for operand in d.e.op.operands[1:]]
@@ -304,7 +316,7 @@ def _sum(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple(found)
 
 
-def _pair(d: DefinedLanes, reg: Reg) -> Planes | None:
+def _pair(d: Followed, reg: Reg) -> Planes | None:
     """cvt to a pair: of two numbers (the first goes to the upper half), or of another pair."""
     *_, to, from_ = d.e.op.words
     sources = d.e.op.operands[1:]
@@ -322,13 +334,13 @@ def _pair(d: DefinedLanes, reg: Reg) -> Planes | None:
     return tuple(_field(d, half, 0, 8 * len(half)) for half in halves if half is not None for _ in range(count))
 
 
-def _width(d: DefinedLanes, operand: Source) -> int:
+def _width(d: Followed, operand: Source) -> int:
     """The bits of a register; of anything else 0."""
     reg = d.e.reg(operand)
     return 0 if reg is None else reg.bits
 
 
-_RULES: dict[str, Callable[[DefinedLanes, Reg], Planes | None]] = {
+_RULES: dict[str, Callable[[Followed, Reg], Planes | None]] = {
     "prmt": _prmt, "shl": _shift, "shr": _shift, "and": _bitwise, "or": _bitwise, "xor": _bitwise, "not": _bitwise,
     "mov": _mov, "cvt": _cvt, "shf": _funnel, "bfe": _extract, "bfi": _insert, "lop3": _lookup, "selp": _select,
     "add": _sum, "sub": _sum,

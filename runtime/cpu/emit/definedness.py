@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
 
 from ptxgen.runtime.cpu.emit.defined_bytes import ALL, Planes, bytes_of_result
+from ptxgen.runtime.cpu.emit.warp_code import WarpCode
 from ptxgen.runtime.cpu.emit.wgmma_products import Products
-from ptxgen.runtime.cpu.flow.flow import Block, Op
+from ptxgen.runtime.cpu.flow.blocks import Block, Op
 from ptxgen.runtime.cpu.flow.symbols import Reg
 from ptxgen.runtime.cpu.flow.unwritten import Unwritten
-
-if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.emit.operands import Operands
-    from ptxgen.runtime.cpu.emit.values import Values
 
 
 class DefinedLanes:
     """Registers that some path leaves unwritten: the lanes of their bytes that are written, as masks."""
 
-    def __init__(self, values: Values) -> None:
-        self.e = cast("Operands", values)  # whose own part is complete by the first instruction
-        self.products = Products(values)
+    def __init__(self, code: WarpCode) -> None:
+        self.e = code
+        self.products = Products(code)
         self._unwritten: Unwritten | None = None
         self.now: dict[int, Planes | None] = {}  # None: all lanes that are here
         self.base: dict[int, Planes] = {}
@@ -118,7 +114,7 @@ class DefinedLanes:
             return
         mask = e.mask
         if e.op.guard is not None and e.op.guard is not reg:
-            held = e._values.get(e.op.guard.index, {}).get("i32") or e._from_file(e.op.guard, "i32")
+            held = e.held(e.op.guard)
             mask = e.c(f"and i32 {mask}, {e.c(f'xor i32 {held}, -1') if e.op.negated else held}")
         else:
             self.checked.add(reg.index)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.emit.definedness import DefinedLanes
 from ptxgen.runtime.cpu.emit.llvm_types import SIGNED, element_bits, integer_vector, literal, vector_of
+from ptxgen.runtime.cpu.emit.special_registers import special_register
 from ptxgen.runtime.cpu.emit.values import Values
+from ptxgen.runtime.cpu.flow.blocks import Source
 from ptxgen.runtime.cpu.flow.calls import function_address
-from ptxgen.runtime.cpu.flow.flow import Source
+from ptxgen.runtime.cpu.flow.flow import Flow
 from ptxgen.runtime.cpu.flow.symbols import Reg, Var, round_up
+from ptxgen.runtime.cpu.native.host import Host
 from ptxgen.runtime.cpu.native.ir import splat, vec
 from ptxgen.runtime.cpu.native.layout import LAUNCH, LOCAL_WINDOW
 
 
 class Operands(Values):
     """Reading sources and writing destinations."""
+
+    def __init__(self, module: nodes.Module, flow: Flow, name: str, check: bool, host: Host) -> None:
+        super().__init__(module, flow, name, check, host)
+        if check:
+            self.defined = DefinedLanes(self)
 
     def reg(self, operand: Source) -> Reg | None:
         """The register that an operand names; None for the sink and for special registers."""
@@ -36,8 +45,6 @@ class Operands(Values):
         if isinstance(operand, nodes.Immediate):
             return literal(operand, kind)
         if isinstance(operand, nodes.Register):
-            from ptxgen.runtime.cpu.emit.special_registers import special_register
-
             return self.resize(*special_register(self, operand.name), kind)
         if isinstance(operand, nodes.Symbol):
             return self.resize(self.symbol(operand), vec("i64"), kind)

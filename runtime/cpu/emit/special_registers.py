@@ -9,7 +9,7 @@ from ptxgen.runtime.cpu.native.ir import lanes_of, vec
 from ptxgen.runtime.cpu.native.layout import CTA, GANG, LAUNCH, WARP
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.emit.operands import Operands
+    from ptxgen.runtime.cpu.emit.values import Values
 
 _I32, _I64 = vec("i32"), vec("i64")
 _CLOCK_STEP = 100  # cycles that a read of the clock adds: deterministic, and loops that wait for a time end
@@ -23,7 +23,7 @@ _CONSTANT_MASKS = {
 }
 
 
-def special_register(e: Operands, name: str) -> tuple[str, str]:
+def special_register(e: Values, name: str) -> tuple[str, str]:
     """(value, vector type) of a special register; `IsaError` for one that does not exist here."""
     base, _, axis = name.partition(".")
     if axis in ("x", "y", "z") and base in _BY_AXIS:
@@ -51,33 +51,33 @@ def special_register(e: Operands, name: str) -> tuple[str, str]:
     raise e.error(f"special register {name} is not supported by the CPU executor")
 
 
-def _workspace(e: Operands, shift: int) -> str:
+def _workspace(e: Values, shift: int) -> str:
     """Half of the address of what a cooperative launch's `grid.sync()` counts in; every launch here is one."""
     address = e.c(f"ptrtoint ptr {e.c.at(e.launch, LAUNCH['workspace'])} to i64")
     return e.c.spread("i32", e.c(f"trunc i64 {e.c(f'lshr i64 {address}, {shift}')} to i32"))
 
 
-def _scalar(e: Operands, pointer: str, offset: int) -> str:
+def _scalar(e: Values, pointer: str, offset: int) -> str:
     return e.c.spread("i32", e.c.load("i32", pointer, offset))
 
 
-def _gang_count(e: Operands, axis: str) -> str:
+def _gang_count(e: Values, axis: str) -> str:
     grid, cluster = (e.c.load("i32", e.launch, LAUNCH[f"{what}_{axis}"]) for what in ("grid", "cluster"))
     return e.c.spread("i32", e.c(f"udiv i32 {grid}, {cluster}"))
 
 
-def _in_cluster(e: Operands, axis: str) -> str:
+def _in_cluster(e: Values, axis: str) -> str:
     here, extent = e.c.load("i32", e.cta, CTA["id_" + axis]), e.c.load("i32", e.launch, LAUNCH["cluster_" + axis])
     return e.c.spread("i32", e.c(f"urem i32 {here}, {extent}"))
 
 
-def _ticks(e: Operands) -> str:
+def _ticks(e: Values) -> str:
     now = e.c(f"add i64 {e.c.load('i64', '%w', WARP['clock'])}, {_CLOCK_STEP}")
     e.c.store("i64", now, "%w", WARP["clock"])
     return now
 
 
-_BY_AXIS: dict[str, Callable[[Operands, str], str]] = {
+_BY_AXIS: dict[str, Callable[[Values, str], str]] = {
     "%tid": lambda e, axis: e.c.load(_I32, "%w", WARP["tid_" + axis], align=64),
     "%ntid": lambda e, axis: _scalar(e, e.launch, LAUNCH["block_" + axis]),
     "%ctaid": lambda e, axis: _scalar(e, e.cta, CTA["id_" + axis]),
@@ -87,7 +87,7 @@ _BY_AXIS: dict[str, Callable[[Operands, str], str]] = {
     "%cluster_ctaid": _in_cluster,
     "%cluster_nctaid": lambda e, axis: _scalar(e, e.launch, LAUNCH["cluster_" + axis]),
 }
-_SIMPLE: dict[str, Callable[[Operands], str]] = {
+_SIMPLE: dict[str, Callable[[Values], str]] = {
     "%laneid": lambda e: lanes_of("i32", 1),
     "WARP_SZ": lambda e: "splat (i32 32)",
     "%warpid": lambda e: _scalar(e, "%w", WARP["id"]),

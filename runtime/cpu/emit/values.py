@@ -57,7 +57,7 @@ class Values:
         self._guards: dict[tuple[int, str, bool], tuple[str, str]] = {}
         self._homes: dict[int, int] = {}  # offsets in local memory of calls' parameters that have an address
         self._pointers: dict[int, str] = {}
-        self.defined = DefinedLanes(self) if check else None
+        self.defined: DefinedLanes | None = None  # in check mode
         begins = {op.words[:2] for block in flow.blocks for op in block.ops} if check else set()
         self.waits, self.makes_maps = _WAIT in begins, _MAKES in begins
         self.blocks = {block.key: block for block in flow.blocks}
@@ -149,6 +149,10 @@ class Values:
             else:
                 held[kind] = self.c.load(kind, self._slot(reg), align=min(64, 4 * reg.bits))
         return held[kind]
+
+    def held(self, reg: Reg) -> str:
+        """The lanes in which a predicate holds, read without a check."""
+        return self._values.get(reg.index, {}).get("i32") or self._from_file(reg, "i32")
 
     def read(self, reg: Reg, kind: str) -> str:
         """A register as a vector of any type with as many bits."""

@@ -15,7 +15,7 @@ from ptxgen.runtime.cpu.flow.symbols import Reg
 from ptxgen.runtime.cpu.native.layout import WARP, WGMMA_SETS
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.emit.values import Values
+    from ptxgen.runtime.cpu.emit.warp_code import WarpCode
     from ptxgen.runtime.cpu.flow.flow import Flow, Op
 
 LATE_READ = "wgmma reads its operands until a wgmma.wait_group covers its group; this is at that wait"
@@ -29,9 +29,9 @@ _UNFENCED = "a wgmma.fence must stand between the last write to {} and this, and
 class Products:
     """The sets of an entry, and what is known of them in the present block."""
 
-    def __init__(self, values: Values) -> None:
-        self.e = values
-        self.sets, self.fragments = _sets(values.flow)
+    def __init__(self, code: WarpCode) -> None:
+        self.e = code
+        self.sets, self.fragments = _sets(code.flow)
         self.landed: set[int] = set()  # sets of which no product is open in this block
         self.touched: set[int] = set()  # sets that this block has written otherwise
 

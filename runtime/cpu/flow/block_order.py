@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ptxgen.errors import IsaError
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.flow.flow import Block, Flow, Op
+    from ptxgen.runtime.cpu.flow.blocks import Block, Op
+    from ptxgen.runtime.cpu.flow.parts import FlowParts
 
 T = TypeVar("T")
 MOST_LOOKS = 1_000_000  # at blocks of loops, once for every loop around them
@@ -22,7 +23,7 @@ MOST_WAYS = 100_000  # on from jumps; LLVM takes some ten microseconds for each
 _NO_FALL_THROUGH = frozenset({"ret", "exit", "$go", "$back", "brx"})
 
 
-def link(flow: Flow) -> None:
+def link(flow: FlowParts) -> None:
     """Set each block's successors."""
     table = {block.key: block for called in flow.functions.values() for block in called.blocks}
     ways = 0
@@ -42,7 +43,7 @@ def link(flow: Flow) -> None:
             block.successors = list(dict.fromkeys(targets))
 
 
-def number(flow: Flow) -> list[Block]:
+def number(flow: FlowParts) -> list[Block]:
     """The reachable blocks in order, numbered from 1."""
     ordered: list[Block] = []
     for name in _callees_first(flow):
@@ -60,7 +61,7 @@ def number(flow: Flow) -> list[Block]:
     return ordered
 
 
-def _callees_first(flow: Flow) -> list[str]:
+def _callees_first(flow: FlowParts) -> list[str]:
     done: list[str] = []
     begun: set[str] = set()  # of a recursion, the function that is met first comes last
 
@@ -76,7 +77,9 @@ def _callees_first(flow: Flow) -> list[str]:
     return done
 
 
-def _loops_contiguous(flow: Flow, roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[Block]:
+def _loops_contiguous(
+    flow: FlowParts, roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]
+) -> list[Block]:
     """Topological order of the strongly connected parts; inside a part, again, without the edges back to its heads."""
     result: list[Block] = []
     looked = 0

@@ -81,3 +81,12 @@ class Called:
     complete: bool = False  # whether its blocks are all there
     back: Called | None = None  # the first function that was being built then to which its calls lead
     activation: Activation | None = None  # of a function that may call itself, or that has `alloca`
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """What one call pushes and pops; `results` are the registers that the callees return in."""
+
+    push: Op
+    pop: Op
+    results: frozenset[int]

@@ -17,7 +17,8 @@ from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.flow.flow import Called, Flow, Op, Source
+    from ptxgen.runtime.cpu.flow.blocks import Called, Op, Source
+    from ptxgen.runtime.cpu.flow.parts import FlowParts
 
 Key = tuple[int, str]
 PRINTING = "vprintf"  # (format, arguments) -> how many
@@ -33,7 +34,7 @@ def function_address(module: nodes.Module, name: str) -> int | None:
     return FUNCTION_WINDOW | 16 * module.number_of(name)
 
 
-def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
+def call(flow: FlowParts, op: Op, caller: Called) -> Iterator[Op | Key]:
     """The instructions of one call."""
     parts = list(op.operands)
     returns = _items(parts.pop(0)) if isinstance(parts[0], nodes.Group) else ()
@@ -74,7 +75,7 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
         yield from _moves(flow, op, taken, callee.returns, lanes)
 
 
-def _failed_assertion(flow: Flow, op: Op, given: list[Source | Var]) -> Op:
+def _failed_assertion(flow: FlowParts, op: Op, given: list[Source | Var]) -> Op:
     """A trap that keeps the addresses of message and file, low and high word, and the line."""
     words = [w for place in given[:3] for w in (place.words if isinstance(place, Var) else [place])]
     if len(words) != 5:
@@ -85,7 +86,7 @@ def _failed_assertion(flow: Flow, op: Op, given: list[Source | Var]) -> Op:
     return failed
 
 
-def _printed(flow: Flow, op: Op, given: list[Source | Var], taken: list[Source | Var]) -> Op:
+def _printed(flow: FlowParts, op: Op, given: list[Source | Var], taken: list[Source | Var]) -> Op:
     """An instruction with the result, and the addresses of format and arguments, low and high word."""
     words = [w for place in given for w in (place.words if isinstance(place, Var) else [place])]
     results = [w for place in taken for w in (place.words if isinstance(place, Var) else [place])]
@@ -111,7 +112,7 @@ def _place(operand: Source, op: Op) -> Source | Var:
 
 
 def _candidates(
-    flow: Flow, op: Op, caller: Called, target: Source, rest: list[Source], given: list[Source | Var],
+    flow: FlowParts, op: Op, caller: Called, target: Source, rest: list[Source], given: list[Source | Var],
     taken: list[Source | Var],
 ) -> list[tuple[Called, Reg | None]]:  # fmt: skip
     """The functions that a pointer may name, each with a hidden predicate for the lanes whose pointer does."""
@@ -152,7 +153,7 @@ def address_taken(module: nodes.Module) -> list[nodes.Function]:
     return [f for f in module.functions.values() if f.kind == "func" and f.body is not None and f.name in named]
 
 
-def _compared(flow: Flow, op: Op, target: Source, callee: Called, lanes: Reg) -> Op:
+def _compared(flow: FlowParts, op: Op, target: Source, callee: Called, lanes: Reg) -> Op:
     """`lanes` = the pointer names this function."""
     address = function_address(flow.module, callee.function.name)
     compare = op.with_words(("setp", "eq", "u64"), (lanes, target, nodes.Immediate(str(address))))
@@ -173,7 +174,7 @@ def _jump(op: Op, callees: list[tuple[Called, Reg | None]]) -> Op:
 
 
 def _moves(
-    flow: Flow, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var], lanes: Reg | None
+    flow: FlowParts, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var], lanes: Reg | None
 ) -> Iterator[Op]:
     """Word by word, for the lanes that make this call."""
     to, from_ = list(to), list(from_)
@@ -193,7 +194,7 @@ def _moves(
             yield move
 
 
-def _callee(flow: Flow, function: nodes.Function, caller: Called, op: Op) -> Called:
+def _callee(flow: FlowParts, function: nodes.Function, caller: Called, op: Op) -> Called:
     caller.calls.add(function.name)
     called = flow.functions.get(function.name)
     if called is None:

@@ -13,12 +13,15 @@ from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.flow.aligned_barriers import past_barriers
+from ptxgen.runtime.cpu.flow.block_order import link, liveness, number
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import address_taken, call
-from ptxgen.runtime.cpu.flow.names import Names, module_variables
+from ptxgen.runtime.cpu.flow.copy_propagation import simplify
+from ptxgen.runtime.cpu.flow.names import module_variables
+from ptxgen.runtime.cpu.flow.parts import FlowParts
 from ptxgen.runtime.cpu.flow.recursion import (
     ON_THE_STACK,
-    Frame,
     activation_of,
     enter,
     fill_in,
@@ -34,17 +37,13 @@ from ptxgen.runtime.cpu.flow.unused_loads import droppable_loads, split_loads, u
 LONGEST_BLOCK = 512  # instructions: LLVM's time for a block grows with the square of what it holds
 
 
-class Flow(Names):
+class Flow(FlowParts):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
     def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:
         super().__init__(module, entry)
         self._begun = 0  # blocks
         self.check = check
-        self.functions: dict[str, Called] = {}
-        self.frames: list[Frame] = []  # of calls that may lead back to their caller
-        self.stack_base = 0
-        self._stack: Reg | None = None
         site = self.hidden("$return", 32)
         self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
         self._build(self.functions[entry.name], self.root)
@@ -216,28 +215,12 @@ class Flow(Names):
         """Names of the functions that may call themselves."""
         return may_call_themselves(self)
 
-    @property
-    def stack(self) -> Reg:
-        """Where the stack ends, counted from `stack_base`: made when something is put there."""
-        if self._stack is None:
-            self._stack = self.hidden("$stack", 32)
-        return self._stack
-
     # blocks -----------------------------------------------------------------------------------------------------
-    @property
-    def first(self) -> Block:
-        """Where every thread begins."""
-        return self.functions[self.entry.name].blocks[0]
-
     def _names(self) -> dict[int, str]:
         """Which function each block is of."""
         return {block.number: name for name, called in self.functions.items() for block in called.blocks}
 
     def _ordered(self) -> list[Block]:
-        from ptxgen.runtime.cpu.flow.aligned_barriers import past_barriers
-        from ptxgen.runtime.cpu.flow.block_order import link, liveness, number
-        from ptxgen.runtime.cpu.flow.copy_propagation import simplify
-
         link(self)
         self.blocks = number(self)
         self.loose = liveness(self.blocks, len(self.registers), self.first)

@@ -46,13 +46,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.emit.emitter import Emitter
-    from ptxgen.runtime.cpu.flow.flow import Op
-
-    Function = Callable[[Emitter, Op], None]
+Function = TypeVar("Function", bound=Callable[..., None])  # (e: Emitter, op: Op) -> None
 
 _FAMILIES = (
     "move", "integer", "logic", "floating", "approximate", "half", "compare", "convert", "load_store", "atomic",
@@ -64,7 +60,7 @@ _FAMILIES = (
 class Family:
     """An emitter and what the block builder has to know of its instruction (see the module's text)."""
 
-    function: Function
+    function: Callable[..., None]
     outputs: int = 1
     inout: tuple[int, ...] = ()
     converges: bool = False

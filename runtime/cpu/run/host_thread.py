@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, GANG, PARKED, RUNNABLE
 from ptxgen.runtime.cpu.run import findings
@@ -15,7 +15,10 @@ from ptxgen.runtime.cpu.support import faults
 from ptxgen.runtime.cpu.support.scheduler import LATER_ROUNDS, MOST_ROUNDS
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.run.launch import Run
+    import numpy as np
+
+    from ptxgen.runtime.cpu.run.compiled import Compiled
+    from ptxgen.runtime.cpu.run.global_memory import Memory
     from ptxgen.runtime.cpu.run.native_state import Gang, Worker
 
 FIRST_ROOM = 64  # gangs that a thread keeps waiting for each other, while any of a launch's still ends
@@ -32,6 +35,50 @@ class Seen(NamedTuple):
     ends: int | None = None
     spins: int | None = None
     progress: int | None = None
+
+
+class Run(Protocol):
+    """A launch, as its threads see it; `launch.Run` is one."""
+
+    compiled: Compiled
+    source: findings.Source
+    memory: Memory
+    params: np.ndarray
+    mode: str
+    time_limit: float | None
+    notes_only: tuple[int, ...]
+    notes: list[str]
+    turns: list[np.random.Generator]  # by thread, in random mode
+    seen: dict[int, Seen]  # by thread, of those that are in the launch
+    progress: int
+    ends: int
+
+    def may_begin(self) -> bool:
+        """Whether a gang is left, and a GPU would have room for it."""
+
+    def left(self) -> int:
+        """Gangs that have not begun."""
+
+    def begin(self, worker: Worker, going: bool = False) -> int:
+        """Begin gangs and run them, up to one that does not end."""
+
+    def resume(self, gang: Gang) -> int:
+        """More turns for a gang that waits."""
+
+    def look(self) -> None:
+        """Raise `Stopped` when the launch is over for another reason than its end."""
+
+    def held(self, more: int) -> None:
+        """So many more gangs wait for others."""
+
+    def progressed(self, ended: bool = True) -> None:
+        """A thread's gangs came further."""
+
+    def another_finding(self) -> bool:
+        """Count one; whether the launch is to go on behind it."""
+
+    def not_begun(self) -> str:
+        """What a report of standstill adds where some gangs have not begun."""
 
 
 class Waiting:

@@ -29,7 +29,7 @@ from ptxgen.runtime.cpu.run.thread_pool import asked_to_look
 from ptxgen.runtime.cpu.support import faults
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.program import Compiled
+    from ptxgen.runtime.cpu.run.compiled import Compiled
     from ptxgen.runtime.cpu.run.global_memory import Memory
     from ptxgen.runtime.cpu.run.module_variables import Globals
     from ptxgen.runtime.cpu.run.options import Options
@@ -63,7 +63,9 @@ class Run:
         self.native = compiled.native
         self.mode, self.seed, self.time_limit = how.mode, how.seed, how.time_limit
         self.findings_left = how.most_findings if how.mode == "check" else 1
-        self.notes_only = (faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER) if how.equal_stores == "note" else ()
+        self.notes_only: tuple[int, ...] = (
+            (faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER) if how.equal_stores == "note" else ()
+        )
         self.notes: list[str] = []
         self.workers_wanted = max(1, min(threads, geometry.gangs))
         self.params, self.globals = params, globals_

@@ -99,7 +99,7 @@ def test_code_that_ran_for_a_while_is_optimised_and_kept(disk, monkeypatch):
     program = Program.from_text(TEXT, "cached.ptx", threads=1)
     place = [memory.register(out)]
     for seconds, optimised in ((3600.0, False), (0.0, True), (0.0, True)):
-        monkeypatch.setattr("ptxgen.runtime.cpu.program.IMPROVE_SECONDS", seconds)
+        monkeypatch.setattr("ptxgen.runtime.cpu.run.compiled.IMPROVE_SECONDS", seconds)
         program.launch("k", 1, 32, place, memory=memory)
         assert (1 in levels) is optimised
     np.testing.assert_array_equal(out, np.arange(32) + 15)
@@ -203,7 +203,7 @@ def test_a_launch_that_does_not_check_is_linked_with_nothing_of_check_mode():
 
 
 def test_code_is_optimised_while_others_launch_it(disk, monkeypatch):
-    monkeypatch.setattr("ptxgen.runtime.cpu.program.IMPROVE_SECONDS", 1e-4)
+    monkeypatch.setattr("ptxgen.runtime.cpu.run.compiled.IMPROVE_SECONDS", 1e-4)
     program = Program.from_text(TEXT, "cached.ptx", threads=1)
 
     def one(_):

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from benchmarks.report.cpu_executor_document import fuzz_rows
+from benchmarks.documents.cpu_executor import fuzz_rows
 from tests.evidence.fuzz import backends
 from tests.evidence.fuzz.__main__ import difference, run
 from tests.evidence.fuzz.program import make

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.evidence.oracle.integer import wrap
 from tests.evidence.oracle.machine import Machine, bits, handles, typed
+from tests.evidence.oracle.mbarriers import complete
 from tests.evidence.oracle.numbers import PAIRS, fma, is_float, narrow
 from tests.evidence.oracle.program import WIDTH, Op
 
@@ -46,8 +47,6 @@ def store(m: Machine, op: Op) -> None:
     at = m.spaces.place(m.at(op.args[0], space_of(op)), size * count, m.active)
     m.spaces.store(at, data.reshape(-1, size * count))
     if "async" in op:
-        from tests.evidence.oracle.asynchronous import complete
-
         complete(m, op.args[2], size * count)
 
 
@@ -98,8 +97,6 @@ def atomic(m: Machine, op: Op) -> None:
         for n, target in enumerate(targets):
             m.set(target, kind, typed(before[:, n].copy(), kind))
     if "async" in op:
-        from tests.evidence.oracle.asynchronous import complete
-
         complete(m, barrier, size * count)
 
 

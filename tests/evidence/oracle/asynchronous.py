@@ -6,13 +6,13 @@ Bulk copies land at once; cp.async lands when it is waited for, at the latest th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tests.evidence.oracle import tensor
 from tests.evidence.oracle.access import space_of
 from tests.evidence.oracle.machine import Machine, handles
+from tests.evidence.oracle.mbarriers import Barrier, barriers_at, complete
 from tests.evidence.oracle.memory import LOCAL, RANK_SHIFT, SHARED, OracleFault
 from tests.evidence.oracle.program import Op, Place
 from tests.evidence.oracle.warp import constant
@@ -132,42 +132,9 @@ def _multicast(m: Machine, op: Op, source: np.ndarray, sizes: np.ndarray) -> Non
 
 
 # mbarriers --------------------------------------------------------------------------------------------------------
-@dataclass
-class Barrier:
-    """An mbarrier: arrivals expected per phase, arrivals and bytes still to come in this one, phases completed."""
-
-    expected: int
-    pending: int
-    bytes: int = 0
-    phase: int = 0
-
-    def update(self, arrivals: int, transactions: int) -> None:
-        """Counts, and turns to the next phase when nothing is left to come."""
-        self.pending -= arrivals
-        self.bytes += transactions
-        if self.pending < 0:
-            raise OracleFault("more arrivals on an mbarrier than it expects")
-        if self.pending == 0 and self.bytes == 0:
-            self.pending, self.phase = self.expected, self.phase + 1
-
-
-def _barriers(m: Machine, place: Place, space: str = "shared") -> list[Barrier]:
-    at = m.spaces.place(m.at(place, space), 8, m.active)
-    missing = [int(a) for a in at if int(a) not in m.mbarriers]
-    if missing:
-        raise OracleFault(f"no mbarrier was initialised at {missing[0]:#x}")
-    return [m.mbarriers[int(a)] for a in at]
-
-
-def complete(m: Machine, place: Place, sizes: Any) -> None:
-    """complete_tx of `sizes` bytes by each active thread."""
-    for barrier, size in zip(_barriers(m, place), np.broadcast_to(sizes, m.active.shape), strict=True):
-        barrier.update(0, -int(size))
-
-
 def _arrive(m: Machine, place: Place, counts: np.ndarray, space: str = "shared") -> np.ndarray:
     phases = []
-    for barrier, count in zip(_barriers(m, place, space), counts, strict=True):
+    for barrier, count in zip(barriers_at(m, place, space), counts, strict=True):
         phases.append(barrier.pending << 32 | barrier.phase)
         barrier.update(int(count), 0)
     return np.array(phases, np.uint64)
@@ -190,7 +157,7 @@ def mbarrier(m: Machine, op: Op) -> None:
             m.mbarriers.pop(int(at))
     elif verb in ("expect_tx", "complete_tx"):
         sign = 1 if verb == "expect_tx" else -1
-        for barrier, size in zip(_barriers(m, op.args[0], space), m.get(op.args[1], "u32"), strict=True):
+        for barrier, size in zip(barriers_at(m, op.args[0], space), m.get(op.args[1], "u32"), strict=True):
             barrier.update(0, sign * int(size))
     elif verb == "pending_count":
         m.set(op.args[0], "u32", (m.get(op.args[1], "u64") >> np.uint64(32)).astype(np.uint32))
@@ -199,7 +166,7 @@ def mbarrier(m: Machine, op: Op) -> None:
     elif verb in ("test_wait", "try_wait"):
         numbers = m.get(op.args[2], "u32" if "parity" in op else "u64") & np.uint32(0xFFFFFFFF)
         done = [b.phase % 2 != n % 2 if "parity" in op else b.phase > n
-                for b, n in zip(_barriers(m, op.args[1], space), numbers.tolist(), strict=True)]  # fmt: skip
+                for b, n in zip(barriers_at(m, op.args[1], space), numbers.tolist(), strict=True)]  # fmt: skip
         m.set(op.args[0], "pred", np.array(done))
     else:
         raise OracleFault(f"mbarrier.{verb}")
@@ -208,12 +175,12 @@ def mbarrier(m: Machine, op: Op) -> None:
 def _arrival(m: Machine, op: Op, space: str) -> None:
     counts = np.ones(m.active.size, int)
     if "expect_tx" in op:
-        for barrier, size in zip(_barriers(m, op.args[1], space), m.get(op.args[2], "u32"), strict=True):
+        for barrier, size in zip(barriers_at(m, op.args[1], space), m.get(op.args[2], "u32"), strict=True):
             barrier.bytes += int(size)
     elif len(op.args) > 2:
         counts = m.get(op.args[2], "u32").astype(int)
     if op.mods[0] == "arrive_drop":
-        for barrier, count in zip(_barriers(m, op.args[1], space), counts, strict=True):
+        for barrier, count in zip(barriers_at(m, op.args[1], space), counts, strict=True):
             barrier.expected -= int(count)
     m.set(op.args[0], "b64", _arrive(m, op.args[1], counts, space))
 

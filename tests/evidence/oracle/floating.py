@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.evidence.oracle.integer import clamp, integer_binary, wrap
+from tests.evidence.oracle.integer import clamp, integer_binary, integer_mad, wrap
 from tests.evidence.oracle.machine import Machine, handles
 from tests.evidence.oracle.memory import OracleFault
 from tests.evidence.oracle.numbers import (
@@ -130,6 +130,12 @@ def _extreme(m: Machine, op: Op, kind: str, a: np.ndarray, b: np.ndarray) -> np.
     if "xorsign" in op:
         out = np.where(sign, -out, out)
     return narrow(out, kind)
+
+
+@handles("mad")
+def mad(m: Machine, op: Op) -> None:
+    """mad on integers or floats."""
+    (float_fma if is_float(op.type) else integer_mad)(m, op)
 
 
 @handles("fma")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.evidence.oracle.machine import Machine, handles
-from tests.evidence.oracle.numbers import DTYPES, is_float
+from tests.evidence.oracle.numbers import DTYPES
 from tests.evidence.oracle.program import WIDTH, Op
 
 
@@ -68,14 +68,10 @@ def _divide(a: np.ndarray, b: np.ndarray, name: str, kind: str) -> np.ndarray:
     return wrap(out, kind)
 
 
-@handles("mad", "mul24", "mad24", "madc")
+@handles("mul24", "mad24", "madc")
 def integer_mad(m: Machine, op: Op) -> None:
-    """mad and its 24-bit forms; the float forms are in `floating`."""
+    """mad on integers (see `floating` for `mad`), and its 24-bit forms."""
     kind = op.type
-    if is_float(kind):
-        from tests.evidence.oracle.floating import float_fma
-
-        return float_fma(m, op)
     values = [big(m.get(o, kind)) for o in op.args[1:3]]
     if op.name in ("mul24", "mad24"):
         values = [np.array([_low24(v, kind) for v in x], object) for x in values]

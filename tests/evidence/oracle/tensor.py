@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.evidence.oracle.access import combine
 from tests.evidence.oracle.machine import Machine, bits, handles, typed
+from tests.evidence.oracle.mbarriers import complete
 from tests.evidence.oracle.memory import RANK_SHIFT, SHARED, OracleFault
 from tests.evidence.oracle.program import WIDTH, Op, Place
 from tests.evidence.oracle.warp import constant
@@ -164,8 +165,6 @@ def _begins(map_: Map, coordinates: tuple[int, ...], loads: bool) -> None:
 
 
 def _everywhere(m: Machine, op: Op, map_: Map, coordinates: tuple[int, ...], t: int) -> None:
-    from tests.evidence.oracle.asynchronous import complete
-
     everyone, inside = m.active, (1 << RANK_SHIFT) - 1
     start, bar = (int(m.at(o, "shared")[t]) - SHARED & inside for o in (op.args[0], op.args[2]))
     mask = int(m.get(op.args[3], "u16")[t])

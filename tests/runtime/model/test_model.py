@@ -16,7 +16,7 @@ from ptxgen.models.text import Text
 from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.model.model import chunks
+from ptxgen.runtime.model.sequenced import chunks
 from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, expected_tokens, llama2c, random_weights, small_spec
 from tests.tools.record_families import N_TOKENS, PROMPT, RECORD

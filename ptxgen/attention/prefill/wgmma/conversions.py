@@ -6,7 +6,8 @@ An e4m3 value is one of f16 and of bf16; an int8 value times its scale is rounde
 
 from __future__ import annotations
 
-from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies, SwizzledCopy
+from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
+from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WARPGROUP
 from ptxgen.attention.prefill.wgmma.variants import folds_scales

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ptxgen.attention.prefill.wgmma.ring import WORD
-from ptxgen.attention.prefill.wgmma.tile import LANES, ROWS, SWIZZLED_ROW
-from ptxgen.builder import Fragment
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
+from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.ring import WORD, Ring
+from ptxgen.attention.prefill.wgmma.tile import LANES, ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
-from ptxgen.dtypes import e4m3
+from ptxgen.dtypes import DType, e4m3
 from ptxgen.idioms.convert import clear, load_words, pack, store_words, unpack, words_of
 from ptxgen.idioms.reduce import halves, over_lanes
-
-if TYPE_CHECKING:
-    from ptxgen.attention.prefill.wgmma.producer import QueryCopies
 
 BIAS = 127  # of f32's exponents
 LOW = 7  # a row's largest value becomes 2^7 to 2^8: e4m3 goes to 448
 LEAST = 2.0**-100  # of a row's largest value, as far as its scale goes
 
 
+class QueryRows(Protocol):
+    """Who copies rows of q: `QueryCopies`, once it is aimed."""
+
+    b: Builder
+    spec: Prefill
+    tile: WgmmaTile
+    items: Items
+    ring: Ring
+    q: SwizzledCopy
+    dtype: DType
+    row: Reg  # the thread's first
+    chunk: Reg  # the thread's place in its rows
+    to: Reg  # where that is in shared memory, which begins at `base`
+    base: Reg
+    q_from: Reg
+
+
 class Rounding:
     """Fragments `fill_q0` … of each warpgroup; of the loop over its rows behind them `round_rows`; `rows_rounded`."""
 
-    def __init__(self, copies: QueryCopies) -> None:
+    def __init__(self, copies: QueryRows) -> None:
         self.b, self.copies = copies.b, copies
         b = self.b
         self.row, self.to, self.scale_to = b.reg("round_row", "s32"), b.reg("round_to", "u32"), b.reg("scale_to", "u32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.floating import arithmetic as float_arithmetic
@@ -13,18 +13,14 @@ from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.flow.symbols import bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ptxgen.runtime.cpu.flow.registry import Function
-
+Emit = Callable[[Emitter, Op], None]
 _WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
 
-def shared(*opcodes: str) -> Callable[[Function], Function]:
+def shared(*opcodes: str) -> Callable[[Emit], Emit]:
     """Register an emitter for opcodes that float types have too; those of a float type go to `floating`."""
 
-    def register(emit: Function) -> Function:
+    def register(emit: Emit) -> Emit:
         @emits(*opcodes)
         def by_type(e: Emitter, op: Op) -> None:
             (float_arithmetic if is_float_op(op) else emit)(e, op)

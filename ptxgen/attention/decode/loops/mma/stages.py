@@ -176,20 +176,18 @@ class Stages:
         b.op("mov.b32", self.stage, self.first_stage)
         b.op("mov.b32", self.mbarrier, self.first_mbarrier)
         b.op("mov.u32", self.parity, 0)
-        rows, across = {"k": self.g, "v": self.token}, {"k": self.q, "v": self.g}
-        offsets = {part.rows: part.offset for part in self.parts}
-        layout = self.ring.layout
-        for block in (*layout.k_blocks, *layout.v_blocks):
-            if _key(block) in self.lanes:
-                continue
-            column = across[block.kind]
-            if block.repeats:
-                column = b.op("and.b32", scratch(b, f"kv_{block.kind}_column", "u32"), column, 3)
-            name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
-            start = offsets[f"{block.kind}_rows"]
-            self.lanes[_key(block)] = self._lane(
-                name, rows[block.kind], self.rows[block.kind].bytes, column, block.width, start
-            )
+        k, v = self.parts
+        sides = ((self.ring.layout.k_blocks, self.g, self.q, k), (self.ring.layout.v_blocks, self.token, self.g, v))
+        for blocks, row, across, part in sides:
+            for block in blocks:
+                if _key(block) in self.lanes:
+                    continue
+                column = across
+                if block.repeats:
+                    column = b.op("and.b32", scratch(b, f"kv_{block.kind}_column", "u32"), column, 3)
+                name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
+                row_bytes = self.rows[block.kind].bytes
+                self.lanes[_key(block)] = self._lane(name, row, row_bytes, column, block.width, part.offset)
 
     def _lane(self, name: str, row: Reg, row_bytes: int, column: Reg, column_bytes: int, start: int) -> Reg:
         lane: Reg = self.b.op("mad.lo.u32", name, row, row_bytes, self.stage)

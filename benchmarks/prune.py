@@ -1,6 +1,6 @@
 """Drops result rows that no document is made from and none names. Shows what it would drop; with --write it does.
 
-python -m benchmarks.report.prune [--write]
+python -m benchmarks.prune [--write]
 
 Kept are the last whole run of each benchmark, and every run whose id stands in a document. Of decode attention the run
 that the notes are about stays whole; of the others the times stay, and where only the table of all runs names one, the
@@ -19,7 +19,9 @@ from typing import Any
 
 from benchmarks import performance
 from benchmarks.cases.decode import LISTS, Case
-from benchmarks.report import cpu_executor_document, decode_document, rows
+from benchmarks.documents import cpu_executor as cpu_executor_document
+from benchmarks.documents import decode as decode_document
+from benchmarks.report import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 Rows = list[dict[str, Any]]

@@ -6,19 +6,33 @@ goes over the positions before this one, and publishes the result. The new posit
 
 from __future__ import annotations
 
-from ptxgen.builder.values import Reg
+from dataclasses import dataclass
+
+from ptxgen.attention.persistent.plan import CHUNK
+from ptxgen.attention.persistent.scores import NOTHING, Scores
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
+from ptxgen.idioms.polls import LOAD
 from ptxgen.idioms.reduce import halves, over_lanes
-from ptxgen.persistent.heads import CHUNK
-from ptxgen.persistent.plan import THREADS, WARPS
-from ptxgen.persistent.polls import LOAD
-from ptxgen.persistent.scores import NOTHING, Scores
 
 PARTS = 4  # of other splits that are asked for together
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Other splits' parts while they are waited for: sum, maximum and total (`words`), and where these are published.
+
+    `places`: of the sums; `tails`: of maximum and total, behind the sums; `counts`: is there such a split.
+    """
+
+    words: list[RegArray]
+    places: RegArray
+    tails: RegArray
+    counts: RegArray
+
+
 class Attend(Scores):
-    """Fragments; `templates/persistent/attend.ptx.j2` places them."""
+    """Fragments; `templates/attention/persistent/attend.ptx.j2` places them."""
 
     def build(self) -> None:
         """All of them."""
@@ -59,7 +73,7 @@ class Attend(Scores):
             b.op("mad.lo.u32", place, at.warp, 8 * self.group, place)
             for head in range(self.group):
                 both = (self.maxima[head], self.totals[head])
-                b.op("st.shared.v2.f32", place[8 * head], both, pred=self.steps.first_lane)
+                b.op("st.shared.v2.f32", place[8 * head], both, pred=self.at.first_lane)
 
     def _merge(self) -> None:
         b, plan, at = self.b, self.plan, self.at
@@ -72,8 +86,8 @@ class Attend(Scores):
             offset = self.merged_offset = b.op("rem.u32", "merged_offset", element, self.dim)
             place = b.op("mov.u32", "merge_extremes", self.extremes)
             b.op("mad.lo.u32", place, head, 8, place)
-            both = b.array("merge_part", "f32", 2 * WARPS)
-            for warp in range(WARPS):
+            both = b.array("merge_part", "f32", 2 * plan.warps)
+            for warp in range(plan.warps):
                 own = both[2 * warp : 2 * warp + 2]
                 b.op("ld.shared.v2.f32", own, place[8 * self.group * warp])
             news = b.op("mov.u32", "merge_new", self.news)
@@ -86,7 +100,7 @@ class Attend(Scores):
             value = b.op("ld.shared.f32", "fresh_value", value_at[4 * (self.group + 1) * self.dim])
             self._rounded(value)
             top = self.top = b.op("mov.f32", "merge_top", fresh)
-            for warp in range(WARPS):
+            for warp in range(plan.warps):
                 b.op("max.f32", top, top, both[2 * warp])
             b.op("sub.f32", fresh, fresh, top)
             b.op("ex2.approx.ftz.f32", fresh, fresh)
@@ -94,7 +108,7 @@ class Attend(Scores):
             total = self.total = b.op("mov.f32", "merge_total", 0.0)
             out = self.out = b.op("mov.f32", "merge_out", 0.0)
             one = b.reg("merge_one", "f32")
-            for warp in range(WARPS):
+            for warp in range(plan.warps):
                 factor, weight = both[2 * warp : 2 * warp + 2]
                 b.op("sub.f32", factor, factor, top)
                 b.op("ex2.approx.ftz.f32", factor, factor)
@@ -109,42 +123,53 @@ class Attend(Scores):
             b.without("begin_parts", "locate_part", "try_part", "add_part", "leave_part")
 
     def _merge_splits(self) -> None:
-        b, steps = self.b, self.steps
-        elements = self.group * self.dim
+        b = self.b
         with b.fragment("begin_parts", "the other splits' parts, in order"):
             other = b.op("mov.u32", "other_split", 1)
             b.op("setp.lt.u32", "has_parts", other, self.active)
-        parts = [b.array(f"part_{name}", "b32", 3) for name in "abcd"[:PARTS]]
-        places = b.array("part_place", "u64", PARTS), b.array("part_tail_at", "u64", PARTS)
-        there = b.array("part_counts", "pred", PARTS)
+        asked = Asked(
+            [b.array(f"part_{name}", "b32", 3) for name in "abcd"[:PARTS]],
+            b.array("part_place", "u64", PARTS),
+            b.array("part_tail_at", "u64", PARTS),
+            b.array("part_counts", "pred", PARTS),
+        )
+        self._ask_parts(asked, other)
+        self._add_parts(asked, other)
+        self._leave_part()
+
+    def _ask_parts(self, asked: Asked, other: Reg) -> None:
+        b, elements = self.b, self.group * self.dim
         with b.fragment("locate_part", "where the other splits publish"):
             one = b.reg("one_split", "u32")
-            for i, (place, extremes) in enumerate(zip(*places, strict=True)):
+            for i, (place, tail) in enumerate(zip(asked.places, asked.tails, strict=True)):
                 b.op("add.u32", one, other, i)
-                b.op("setp.lt.u32", there[i], one, self.active)
-                self._find_part(place, steps.now, one)
-                b.op("mad.wide.u32", extremes, self.merged_head, 8, place)
+                b.op("setp.lt.u32", asked.counts[i], one, self.active)
+                self._find_part(place, self.exchange.now, one)
+                b.op("mad.wide.u32", tail, self.merged_head, 8, place)
                 b.op("mad.wide.u32", place, self.element, 4, place)
             self.at.polls.allow()
         with b.fragment("try_part", "read until nothing is missing"):
             least = b.reg("part_least", "u32")
             b.op("mov.u32", least, -1)
-            for words in parts:
+            for words in asked.words:
                 for word in words:
                     b.op("mov.b32", word, -1)
-            for words, place, extremes, counts in zip(parts, *places, there, strict=True):
+            for words, place, tail, counts in zip(asked.words, asked.places, asked.tails, asked.counts, strict=True):
                 b.op(f"{LOAD}.b32", words[0], place[0], pred=counts)
-                b.op(f"{LOAD}.b32", words[1], extremes[4 * elements], pred=counts)
-                b.op(f"{LOAD}.b32", words[2], extremes[4 * elements + 4], pred=counts)
-            for words in parts:
+                b.op(f"{LOAD}.b32", words[1], tail[4 * elements], pred=counts)
+                b.op(f"{LOAD}.b32", words[2], tail[4 * elements + 4], pred=counts)
+            for words in asked.words:
                 for word in words:
                     b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "part_is_there", least, 0)
             self.at.polls.count()
+
+    def _add_parts(self, asked: Asked, other: Reg) -> None:
+        b = self.b
         with b.fragment("add_part", "scale both to the larger maximum, and add"):
             out, top, total = b.array("part_value", "f32", 3)
             both, mine, theirs = (b.reg(name, "f32") for name in ("both_top", "mine_shrink", "part_shrink"))
-            for words, counts in zip(parts, there, strict=True):
+            for words, counts in zip(asked.words, asked.counts, strict=True):
                 for value, word in zip((out, top, total), words, strict=True):
                     b.op("not.b32", word, word)
                     b.op("mov.b32", value, word)
@@ -159,17 +184,20 @@ class Attend(Scores):
                     b.op("fma.rn.f32", whole, part, theirs, whole)
             b.op("add.u32", other, other, PARTS)
             b.op("setp.lt.u32", "more_parts", other, self.active)
+
+    def _leave_part(self) -> None:
+        b, elements = self.b, self.group * self.dim
         with b.fragment("leave_part", "sums, maximum and total to the first split"):
-            to = self._part_place("part_to", steps.now, self.split)
+            to = self._part_place("part_to", self.exchange.now, self.split)
             tail = b.op("mad.wide.u32", "part_tail", self.merged_head, 8, to)
             b.op("mad.wide.u32", to, self.element, 4, to)
             bits = b.reg("part_bits", "b32")
-            for value, place_, offset in ((self.out, to, 0), (self.top, tail, 4 * elements),
-                                          (self.total, tail, 4 * elements + 4)):  # fmt: skip
+            for value, place, offset in ((self.out, to, 0), (self.top, tail, 4 * elements),
+                                         (self.total, tail, 4 * elements + 4)):  # fmt: skip
                 b.op("mov.b32", bits, value)
                 b.op("not.b32", bits, bits)
                 guard = None if offset == 0 else self._first_of_head()
-                b.op("st.relaxed.gpu.global.b32", place_[offset], bits, pred=guard)
+                b.op("st.relaxed.gpu.global.b32", place[offset], bits, pred=guard)
 
     def _first_of_head(self) -> Reg:
         b = self.b
@@ -178,7 +206,7 @@ class Attend(Scores):
         return first
 
     def _publish(self) -> None:
-        b, plan, steps = self.b, self.plan, self.steps
+        b, plan, exchange = self.b, self.plan, self.exchange
         elements = self.group * self.dim
         with b.fragment("publish_heads", "to every copy; the same place of the next layer is cleared"):
             b.op("div.rn.f32", self.out, self.out, self.total)
@@ -186,13 +214,13 @@ class Attend(Scores):
             b.op("not.b32", bits, bits)
             b.op("min.u32", self.element, self.element, elements - 1)
             index = b.op("mad.lo.u32", "head_element", self.head, elements, self.element)
-            offset, width = plan.regions["attended"]
-            to = b.op("mad.wide.u32", "head_to", index, 4, steps.now)
-            clear = b.op("mad.wide.u32", "head_clear", index, 4, steps.next)
-            pitch = -(-width // 4) * 4
-            for copy in range(plan.copies):
-                b.op("st.relaxed.gpu.global.b32", clear[4 * (offset + copy * pitch)], 0)
-                b.op("st.relaxed.gpu.global.b32", to[4 * (offset + copy * pitch)], bits)
+            to = b.op("mad.wide.u32", "head_to", index, 4, exchange.now)
+            clear = b.op("mad.wide.u32", "head_clear", index, 4, exchange.next)
+            region = exchange.attended
+            for copy in range(region.copies):
+                place = 4 * (region.offset + copy * region.pitch)
+                b.op("st.relaxed.gpu.global.b32", clear[place], 0)
+                b.op("st.relaxed.gpu.global.b32", to[place], bits)
         with b.fragment("next_merged"):
-            b.op("add.u32", self.element, self.element, THREADS)
+            b.op("add.u32", self.element, self.element, plan.threads)
             b.op("setp.lt.u32", "merges_more", self.element, elements)

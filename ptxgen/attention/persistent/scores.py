@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ptxgen.attention.persistent.heads import Heads
+from ptxgen.attention.persistent.plan import CHUNK
 from ptxgen.attention.variant import PerHead
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import halves, over_lanes
-from ptxgen.persistent.heads import CHUNK, Heads
-from ptxgen.persistent.plan import WARPS
 
 NOTHING = -1e30  # a maximum of no scores, in units of log2
 
@@ -69,8 +69,8 @@ class Scores(Heads):
             self.variant.apply(b, Shown([score], 1, self._brought_by(head), self._newest))
             to = b.op("mov.u32", "new_to", self.news)
             b.op("mad.lo.u32", to, head, 4, to)
-            b.op("st.shared.f32", to[0], score, pred=self.steps.first_lane)
-            b.op("add.u32", head, head, WARPS)
+            b.op("st.shared.f32", to[0], score, pred=self.at.first_lane)
+            b.op("add.u32", head, head, self.plan.warps)
             b.op("setp.lt.u32", "scores_more", head, self.group)
 
     def _brought_by(self, head: Reg) -> dict[PerHead, list[Reg]]:
@@ -144,10 +144,10 @@ class Scores(Heads):
             ask(values, sources[1])
         self._score_rows([keys, values], seen)
         with b.fragment("next_rows", "on to the next positions of the warp: keys are asked for before values count"):
-            b.op("add.u32", row, row, WARPS * warp_rows)
-            b.op("add.u32", warp_at, warp_at, WARPS * warp_rows)
+            b.op("add.u32", row, row, plan.warps * warp_rows)
+            b.op("add.u32", warp_at, warp_at, plan.warps * warp_rows)
             for place in sources:
-                b.op("add.u64", place, place, WARPS * warp_rows * row_bytes)
+                b.op("add.u64", place, place, plan.warps * warp_rows * row_bytes)
             b.op("setp.lt.u32", "more_positions", warp_at, self.end)
 
     def _score_rows(self, words: list[RegArray], seen: RegArray) -> None:

@@ -5,45 +5,41 @@ Queries and key are rotated, and key and value appended.
 
 from __future__ import annotations
 
+from ptxgen.attention.persistent.plan import CHUNK, Exchange, Place, Plan
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.persistent.begin import Begin
-from ptxgen.persistent.plan import THREADS, WARPS, Plan
-from ptxgen.persistent.polls import LOAD
-from ptxgen.persistent.steps import Steps
-
-CHUNK = 8  # elements of a row of K or V that a lane has
+from ptxgen.idioms.polls import LOAD
 
 
 class Heads:
     """The fragments up to the append."""
 
-    def __init__(self, b: Builder, plan: Plan, begin: Begin, steps: Steps, digits: Reg) -> None:
-        self.b, self.plan, self.at, self.steps = b, plan, begin, steps
-        self.group, self.dim = plan.group, plan.spec.head_dim
-        self.variant = plan.spec.attention.variant
+    def __init__(self, b: Builder, plan: Plan, place: Place, exchange: Exchange, outputs: Reg) -> None:
+        self.b, self.plan, self.at, self.exchange = b, plan, place, exchange
+        self.group, self.dim = plan.group, plan.dim
+        self.variant = plan.attention.variant
         self.words = convert.words_of(plan.kv_dtype, CHUNK)
         self.heads = b.shared("heads", 4 * (self.group + 2) * self.dim)
-        self.extremes = b.shared("extremes", 8 * WARPS * self.group)
+        self.extremes = b.shared("extremes", 8 * plan.warps * self.group)
         self.news = b.shared("news", 4 * self.group, 4)
-        self.outputs = digits
+        self.outputs = outputs
 
     def _locate(self) -> None:
         b, plan, at = self.b, self.plan, self.at
         row_bytes = self.dim * plan.kv_dtype.bytes
         with b.fragment("locate_attention", "the CTA's KV head, and its part of the positions"):
             b.op("setp.lt.u32", "has_head", at.cta, plan.attending)
-            parts = plan.spec.group_parts
+            parts = plan.group_parts
             self.head = self.kv_head = b.op("rem.u32", "kv_head" if parts == 1 else "head_part", at.cta, plan.heads)
             if parts > 1:
                 b.note(f"{parts} CTAs share a KV head: each has {self.group} of its query heads")
                 self.kv_head = b.op("div.u32", "kv_head", self.head, parts)
             self.split = b.op("div.u32", "split", at.cta, plan.heads)
-            past = b.op("min.u32", "past", at.position, plan.spec.max_len)
+            past = b.op("min.u32", "past", at.position, plan.max_len)
             share = b.op("add.u32", "split_positions", past, plan.splits - 1)
             b.op("div.u32", share, share, plan.splits)
-            b.op("max.u32", share, share, plan.spec.split_rows)
+            b.op("max.u32", share, share, plan.split_rows)
             active = b.op("add.u32", "active_splits", past, share)
             b.op("sub.u32", active, active, 1)
             b.op("div.u32", active, active, share)
@@ -54,12 +50,12 @@ class Heads:
             b.op("min.u32", self.first, self.first, self.end)
             self.leads = b.op("setp.eq.u32", "is_first_split", self.split, 0)
             self.takes_part = b.op("setp.lt.u32", "takes_part", self.split, self.active)
-            appends = b.op("setp.lt.and.u32", "appends", at.position, plan.spec.max_len, self.leads)
+            appends = b.op("setp.lt.and.u32", "appends", at.position, plan.max_len, self.leads)
             if parts > 1:
                 part = b.op("rem.u32", "group_part", self.head, parts)
                 b.op("setp.eq.and.u32", appends, part, 0, appends)
             self.appends = appends
-            self.cache_row = b.op("mul.wide.u32", "head_rows", self.kv_head, plan.spec.max_len * row_bytes)
+            self.cache_row = b.op("mul.wide.u32", "head_rows", self.kv_head, plan.max_len * row_bytes)
             sub, group = b.reg("row_lane", "u32"), b.reg("lane_group", "u32")
             b.op("and.b32", sub, at.lane, plan.row_lanes - 1)
             b.op("div.u32", group, at.lane, plan.row_lanes)
@@ -70,7 +66,7 @@ class Heads:
                 b.op("mad.wide.u32", source, self.head, 4 * self.group, source)
 
     def _take(self) -> None:
-        b, plan, at, steps = self.b, self.plan, self.at, self.steps
+        b, plan, at = self.b, self.plan, self.at
         quads = (self.group + 2) * self.dim // 4
         q = self.group * self.dim
         row_bytes = self.dim * plan.kv_dtype.bytes
@@ -99,8 +95,8 @@ class Heads:
             is_v = b.op("setp.ge.u32", "takes_value", element, q + self.dim)
             b.op("mov.u32", at_q, at_k, pred=is_k)
             b.op("mov.u32", at_q, at_v, pred=is_v)
-            source = b.op("mad.wide.u32", "take_at", at_q, 4, steps.now)
-            b.op("add.u64", source, source, 4 * plan.regions["qkv"][0])
+            source = b.op("mad.wide.u32", "take_at", at_q, 4, self.exchange.now)
+            b.op("add.u64", source, source, 4 * self.exchange.qkv.offset)
         taken = b.array("taken", "b32", 4)
         with b.fragment("try_take", "read until nothing is missing"):
             b.op(f"{LOAD}.v4.b32", taken.regs, source[0])
@@ -115,18 +111,18 @@ class Heads:
             place = b.op("mov.u32", "heads_at", self.heads)
             b.op("mad.lo.u32", place, element, 4, place)
             b.op("st.shared.v4.b32", place[0], taken.regs)
-            b.op("add.u32", element, element, 4 * THREADS)
+            b.op("add.u32", element, element, 4 * plan.threads)
             b.op("setp.lt.u32", "takes_more", element, 4 * quads)
 
     def _find_caches(self) -> None:
         """The head's rows of K and V in this layer; part of an open fragment."""
         b = self.b
-        b.op("ld.shared.v2.u64", self.caches.regs, self.steps.layer_at[0])
+        b.op("ld.shared.v2.u64", self.caches.regs, self.exchange.caches[0])
         for base in self.caches:
             b.op("add.u64", base, base, self.cache_row)
 
     def _rotate(self) -> None:
-        b, at, rotation = self.b, self.at, self.plan.spec.rotation
+        b, at, rotation = self.b, self.at, self.plan.rotation
         pairs = (self.group + 1) * rotation.half
         with b.fragment("begin_rotation"):
             pair = b.op("mov.u32", "pair", at.thread)
@@ -149,7 +145,7 @@ class Heads:
             b.op("fma.rn.f32", y, y, cos, two)
             b.op("st.shared.f32", place[0], x)
             b.op("st.shared.f32", place[apart], y)
-            b.op("add.u32", pair, pair, THREADS)
+            b.op("add.u32", pair, pair, self.plan.threads)
             b.op("setp.lt.u32", "rotates_more", pair, pairs)
 
     def _append(self) -> None:
@@ -187,19 +183,18 @@ class Heads:
 
     def _find_part(self, place: Reg, slot: Reg, split: Reg) -> None:
         b, plan = self.b, self.plan
-        pitch = -(-plan.part_words // 4) * 4
         index = convert.scratch(b, "part_index", "u32")
         b.op("mad.lo.u32", index, self.head, plan.splits, split)
         b.op("min.u32", index, index, plan.attending - 1)
-        b.op("mad.wide.u32", place, index, 4 * pitch, slot)
-        b.op("add.u64", place, place, 4 * plan.regions["parts"][0])
+        b.op("mad.wide.u32", place, index, 4 * plan.part_pitch, slot)
+        b.op("add.u64", place, place, 4 * self.exchange.parts.offset)
 
     def _clear_part(self) -> None:
         """Every split clears its part of the next layer, whether it takes part now or not."""
         b, plan, at = self.b, self.plan, self.at
-        place = self._part_place("part_clear", self.steps.next, self.split)
+        place = self._part_place("part_clear", self.exchange.next, self.split)
         b.op("mad.wide.u32", place, at.thread, 4, place)
         here = b.reg("clears_part", "pred")
-        for first in range(0, plan.part_words, THREADS):
+        for first in range(0, plan.part_words, plan.threads):
             b.op("setp.lt.u32", here, at.thread, plan.part_words - first)
             b.op("st.relaxed.gpu.global.b32", place[4 * first], 0, pred=here)

@@ -1,0 +1,77 @@
+"""Compiled templates between processes, kept as Python keeps its own modules: in `__pycache__` beside the file, or
+where `PYTHONPYCACHEPREFIX` says; never written under `PYTHONDONTWRITEBYTECODE`, nor where the folder is read-only.
+
+A file has a digest, then the code. The digest is of all that the code comes from: the source, the place of its file,
+and the versions of Python, of Jinja and of what this package adds to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import marshal
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib.util import MAGIC_NUMBER, cache_from_source
+from types import CodeType
+
+_COMPILERS = ("compiler", "environment", "idtracking", "lexer", "nodes", "parser")  # of Jinja
+_DIGEST = hashlib.sha256().digest_size
+
+
+def kept(source: str, file: str, part: str, options: Iterable[str], compiled: Callable[[], CodeType]) -> CodeType:
+    """The code of a template's source, from its file in `__pycache__` or compiled, and then written there.
+
+    `part` tells apart what is compiled of one file, letters and digits; `options` are files that decide what a source
+    is compiled to.
+    """
+    try:
+        place = cache_from_source(file, optimization=part)
+    except (NotImplementedError, ValueError):  # no cache in this interpreter
+        return compiled()
+    digest = hashlib.sha256(repr((_versions(tuple(options)), file, source)).encode()).digest()
+    with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+        with open(place, "rb") as found:
+            data = found.read()
+        if data[:_DIGEST] == digest:
+            code = marshal.loads(data[_DIGEST:])
+            if isinstance(code, CodeType):
+                return code
+    code = compiled()
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            _write(place, digest + marshal.dumps(code))
+    return code
+
+
+@lru_cache(maxsize=1)
+def _versions(options: tuple[str, ...]) -> str:
+    """Python's magic number, and time and size of the files that compile templates, by which Python tells its own."""
+    import jinja2
+
+    folder = os.path.dirname(jinja2.__file__ or "")
+    files = (*(os.path.join(folder, f"{name}.py") for name in _COMPILERS), __file__, *options)
+    return repr((MAGIC_NUMBER, [(s.st_mtime_ns, s.st_size) for s in map(_stat, files) if s]))
+
+
+def _stat(file: str) -> os.stat_result | None:
+    try:
+        return os.stat(file)
+    except OSError:  # inside an archive
+        return None
+
+
+def _write(place: str, data: bytes) -> None:
+    """Write a file that others may be reading or writing: whole, or not at all."""
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    before = f"{place}.{os.getpid()}.{id(data)}"
+    try:
+        with open(before, "xb") as file:
+            file.write(data)
+        os.replace(before, place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(before)
+        raise

@@ -1,0 +1,114 @@
+"""Bits of packed weights as numbers on a device: codes as f32, as bf16 pairs, as bytes; f16 scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.dtypes import f16
+from ptxgen.idioms import convert
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+_TWO_23 = 8388608.0
+
+
+def bytes_to_f32(b: Builder, out: Sequence[Reg], word: Reg, less: float | Reg = 0.0, first: int = 0) -> None:
+    """Unsigned bytes of a word, from byte `first` on, as f32, exactly, minus a number (or minus 2²³ + a number).
+
+    A byte in the low mantissa bits of 2²³ is 2²³ + byte: two full-rate operations, where a conversion runs at a
+    quarter of the rate. `less` as a register holds 2²³ + n already.
+    """
+    bits = convert.scratch(b, "code_bits", "b32")
+    for index, value in enumerate(out):
+        b.op("prmt.b32", bits, word, 0x4B000000, 0x7440 + first + index)
+        b.op("mov.b32", value, bits)
+        b.op("sub.f32", value, value, less if not isinstance(less, (int, float)) else _TWO_23 + less)
+
+
+def bytes_to_bf16(b: Builder, out: Sequence[Reg], word: Reg, less: Reg) -> None:
+    """Bytes below 128 of a word as two registers of bf16 pairs, exactly, plus `less`, which holds −128 − n twice.
+
+    0x43 above a byte is the bf16 128 + byte.
+    """
+    one = constant(b, "one_pair", pair_of_bf16(1))
+    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+        b.op("prmt.b32", register, word, 0x43434343, selector)
+        b.op("fma.rn.bf16x2", register, register, one, less)
+
+
+def signed_to_bf16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
+    """Signed bytes of a word as two registers of bf16 pairs, exactly: (128 + lower seven bits) − (128, or 256 where
+    the sign is set)."""
+    less, lower, upper = (convert.scratch(b, name, "b32") for name in ("a_less", "code_lower", "code_sign"))
+    minus = constant(b, "minus_pair", pair_of_bf16(-1))
+    b.op("and.b32", lower, word, 0x7F7F7F7F)
+    b.op("and.b32", upper, word, 0x80808080)
+    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+        b.op("prmt.b32", register, lower, 0x43434343, selector)
+        b.op("prmt.b32", less, upper, 0x43434343, selector)
+        b.op("fma.rn.bf16x2", register, less, minus, register)
+
+
+def pair_of_bf16(value: float) -> int:
+    """The bits of a bf16 number, twice."""
+    half = int(np.float32(value).view(np.uint32)) >> 16
+    return half << 16 | half
+
+
+def constant(b: Builder, name: str, bits: int) -> Reg:
+    """A register that holds a constant from its first use on."""
+    known = b.known(name)
+    return known if known is not None else b.op("mov.b32", name, bits)
+
+
+def fragment(b: Builder, name: str = "a") -> Sequence[Reg]:
+    """The four registers of an A fragment; declared once a kernel."""
+    return convert.scratch_array(b, name, "b32", 4).regs
+
+
+def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> Reg:
+    """The low (`half` 0) or the high nibble of each byte, as bytes."""
+    out = convert.scratch(b, name, "b32")
+    if half:
+        b.op("shr.u32", out, word, 4)
+        word = out
+    b.op("and.b32", out, word, 0x0F0F0F0F)
+    return out
+
+
+def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:
+    """Two f16 of a word as f32."""
+    convert.unpack(b, (low, high), (word,), f16)
+
+
+def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
+    """Two f32 registers, for rows g and g + 8."""
+    return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")
+
+
+# -- codes without a conversion ----------------------------------------------------------------------------------------
+
+NIBBLE_UNITS = (1.0, 1 / 16)  # of rows g and g + 8 in `nibble_fragment`
+
+
+def nibble_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    """Two words of nibbles as an A fragment of bytes; those of row g + 8 are 16 times as large."""
+    out = fragment(b)
+    for i, register in enumerate(out):
+        b.op("and.b32", register, words[i // 2], 0xF0F0F0F0 if i % 2 else 0x0F0F0F0F)
+    return out
+
+
+def scaled_pair(b: Builder, name: str, word: Reg, units: Sequence[float]) -> Sequence[Reg]:
+    """Two f16 of a word, of rows g and g + 8, as f32 times their unit."""
+    out = pair(b, name)
+    halves_to_f32(b, *out, word)
+    for value, unit in zip(out, units, strict=True):
+        if unit != 1:
+            b.op("mul.f32", value, value, unit)
+    return out
