@@ -109,7 +109,7 @@ class PackedGemm(PackedProduct):
             promoted=True,
         ),
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
-        dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", split=1, tile_rows=128),
+        dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", tile_rows=64, split=2, programmatic=True),
     )
 
