@@ -249,23 +249,50 @@ FEW_TOKENS = """What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate
 - One CTA for all of k, where its tokens fit, is 1.5 to 3.3 ahead of two that share it; but with as many units of tokens
   as tiles to multiply (2048×5632, 8 tokens) two take 5.2 where one takes 8.7.
 - Clusters of 3, 5 and 7 CTAs wait for room: 45 where clusters of two take 21.
+- Integers on wgmma (`by_row`), 8, 16 and 32 tokens, exact: 22.6, 28.0, 33.4; as bytes, 18.7, 33.6, 64.5. So what does
+  not depend on tokens takes 17 of them, 180 cycles for 16 rows by 256 columns, of which instructions are 105 by
+  their number. Converting the next block of rows while a block's last products run changed nothing (33.7); CTAs of 256
+  rows took 40.4 (one round of their tiles leaves 20 multiprocessors idle), CTAs that share tokens 36.8.
+- In units of rows, rounded once (`fast`): 27.5 for 32 tokens; in bf16 36.1, of which weights' conversion is the most.
+
+In batches of llama-3-8b at depth 4096 attention launched programmatically took 152 µs of the step where it takes 124
+alone. When the append ahead of it waits for the products' end, steps of 32, 16 and 8 sequences take 7286, 5024 and 3079
+instead of 8120, 5475 and 3287; at depth 512 they differ by 2 % and less. With fewer keys a position steps were longer:
+8 sequences at depth 512 of TinyLlama 1.1B 781 instead of 732, of Qwen2.5 1.5B 1165 instead of 1086 (mbarriers of
+DigitGemm that one thread makes are in that, too). So these two are launched as before since 5f60d4347848, whose rows
+are of the other way.
+
+Exact batches in bf16 of llama-3-8b, 8 sequences at depth 512: q, k and v in one product, and the last product of a
+layer not launched programmatically (36.9 µs so, 28.9 else), 4242 instead of 4584. In `fast` two CTAs that share k of
+gate and up take 57.0 where one takes 61.6. Twice transformers' speed would be 3980: 0.84 of the read.
 
 In the step of one sequence at depth 4096 (1587), other plans of attention (clusters of 1, 4 and 8, 264 CTAs, four
 warps) are 0.3 to 6 % slower, 12 warps for gate and up 1.3 %, other CTAs for the products after attention 0.4 to 5 %.
 """
 
 
+PACKED = {
+    "ptxgen": "with DigitGemm; `pack`: PackDigits",
+    "ptxgen-by-row": "as integers on wgmma, launched programmatically (28672×4096 gated); `pack`: PackTokens",
+    "ptxgen-by-row-fast": "the same with tokens rounded once",
+}
+
+
 def _products_since() -> Iterable[str]:
     """Rows of a few tokens as bytes, which the last whole run does not have."""
     rows = [row for row in rows_alone("products") if "pack_us" in row]
+    for impl, what in PACKED.items():
+        mine = [row for row in rows if row["impl"] == impl]
+        if mine:
+            commits = ", ".join(dict.fromkeys(row["commit"] for row in mine))
+            lines = [
+                [*map(str, row["case"].values()), f"{row['us']:.2f}", f"{row['pack_us']:.2f}", f"{row['error']:.1e}"]
+                for row in mine
+            ]
+            heads = ["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"]
+            yield f"Q4_K and Q6_K by several tokens since, {what}. Commit {commits}.\n"
+            yield table(heads, lines) + "\n"
     if rows:
-        commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-        lines = [
-            [*map(str, row["case"].values()), f"{row['us']:.2f}", f"{row['pack_us']:.2f}", f"{row['error']:.1e}"]
-            for row in rows
-        ]
-        yield f"Q4_K and Q6_K by several tokens since, with DigitGemm; `pack`: PackDigits. Commit {commits}.\n"
-        yield table(["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"], lines) + "\n"
         yield FEW_TOKENS
 
 

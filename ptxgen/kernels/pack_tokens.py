@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import bf16, f32, s32
+from ptxgen.dtypes import bf16, e4m3, f16, f32, s32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import split
 from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, PackedRows, Packing
-from ptxgen.products.wgmma.scaled_packing import ScaledPacking
+from ptxgen.products.wgmma.scaled_packing import RowPacking, ScaledPacking
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,9 @@ class PackTokens(PackedRows):
     (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
     In e4m3 out is `[…, blocks of 128 columns, 1, tokens, 128]` of x / scale, and scales f32 `[…, blocks, tokens]` with
     `group` 128, `[…, 1, tokens]` with 0, are as Quantize has them: max|x| / 448 of each group.
+    `by_row`: out in f16 is x / scale, one number ("fast") or two that add up to 22 bits ("exact"); scales f32
+    `[…, 1, tokens]` are powers of two, so that a row's largest is 2^14 to 2^15; sums f16 `[…, units of 256 columns, 2,
+    tokens, 8]` are those of every 32 columns (`ptxgen.products.wgmma.tokens`).
     """
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
@@ -46,6 +49,8 @@ class PackTokens(PackedRows):
         dict(dim=300, tokens=8, dtype="e4m3", precision="fast", norm="rms", group=128),
         dict(dim=17000, tokens=16, dtype="e4m3", precision="fast", norm="rms", indirect=True),
         dict(dim=136, tokens=8, dtype="e4m3", src_dtype="bf16", precision="fast"),
+        dict(dim=700, tokens=16, dtype="f16", by_row=True, norm="rms", programmatic=True),
+        dict(dim=17000, tokens=8, dtype="f16", by_row=True, precision="fast", indirect=True),
     )
     lowest_target = "sm_80"
 
@@ -60,11 +65,13 @@ class PackTokens(PackedRows):
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
         if self.src_dtype != f32 and self.dim % OWN:
             yield f"src_dtype: rows of 16-bit numbers are a multiple of {OWN} long (got dim={self.dim}; nearest: f32)"
-        if self.precision == "exact" and self.dtype != bf16:
+        if self.by_row and self.dtype != f16:
+            yield f"by_row: is for f16 (got dtype={self.dtype.name}; nearest: dtype=f16)"
+        if self.precision == "exact" and self.dtype != bf16 and not self.by_row:
             yield f"dtype: exact digits are bf16 (got {self.dtype.name}; nearest: bf16)"
         yield from rules.one_of("group", self.group, packed.SCALE_GROUPS)
-        if self.group and not self.scaled:
-            yield f"group: must be 0 with dtype {self.dtype}, which has no scales (got {self.group})"
+        if self.group and self.dtype != e4m3:
+            yield f"group: must be 0 with dtype {self.dtype}, which has no scales of blocks (got {self.group})"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -82,6 +89,8 @@ class PackTokens(PackedRows):
         if self.scaled:
             scales = packed.scale_shape(self.dim, self.tokens, self.group)
             out.append(buffer("scales", f32, *scales, access="out", align=16))
+        if self.by_row:
+            out.append(buffer("sums", f16, *packed.sum_shape(self.dim, self.tokens), access="out", align=16))
         out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
         return tuple(out)
 
@@ -105,7 +114,8 @@ class PackTokens(PackedRows):
             tile, token = split(b, "tile", "token", row, self.tokens)
             first = b.op("sub.u32", "first_row", row, token)
             b.op("setp.lt.u32", "in_a_tile", first, count)
-        (ScaledPacking if self.scaled else Packing)(b, self).build(thread, row, tile, token, exists)
+        kind = RowPacking if self.by_row else ScaledPacking if self.scaled else Packing
+        kind(b, self).build(thread, row, tile, token, exists)
         b.expose(repeats=self.columns > self.reach, largest_of_rows=self.scaled and not self.group)
 
     # -- example and reference -----------------------------------------------------------------------------------------
@@ -128,6 +138,12 @@ class PackTokens(PackedRows):
             mean = np.mean(x**2, 1, keepdims=True)
             x = x / np.sqrt(mean + self.eps) * (self.norm_offset + a["norm_weight"].astype(np.float64))
         out, tiles = np.array(a["out"]), -(-count // self.tokens)
+        if self.by_row:
+            found = packed.pack_by_row(x.astype(np.float32), self.tokens, self.digits)
+            given = {"out": out, "scales": np.array(a["scales"]), "sums": np.array(a["sums"])}
+            for array, rows in zip(given.values(), found, strict=True):
+                array[:tiles] = rows
+            return given
         if self.scaled:
             scales = np.array(a["scales"])
             out[:tiles], scales[:tiles] = packed.pack_scaled(x.astype(np.float32), self.tokens, self.dtype, self.group)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import bf16, f32, s32, u8, u32
+from ptxgen.dtypes import bf16, f16, f32, s32, u8, u32
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
@@ -16,6 +16,7 @@ from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
+from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
+INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -55,6 +57,9 @@ class PackedGemm(PackedProduct):
     scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`. Products are those of the
     bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
     rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
+    `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
+    units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
+    with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits or to 11 (3e-4).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
@@ -63,23 +68,25 @@ class PackedGemm(PackedProduct):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
+    golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
     unreported = {
-        r"/n(34|40|64|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
+        r"/n(34|40|52|64|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
-        r"/n(40|64|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|140|250|256|40|64|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
-        r"/n(76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(40|52|64|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
+        r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(52|64|66|76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
         r"/n128_k384_.* wait .*wgmma.wait_group": "does not matter: the turn passes earlier, or no product is open",
         r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
         "or the wait behind the last stage follows",
+        r"/n(44|48|52)_.* wait .*wgmma.wait_group": "does not matter: a tile's last part has waited for all products",
         r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
-        r"/n(40|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
+        r"/n(40|44|48|52|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
     }
     goldens = (
         dict(n=128, k=256, tokens=8, precision="fast"),
@@ -111,6 +118,19 @@ class PackedGemm(PackedProduct):
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", tile_rows=64, split=2, programmatic=True),
+        dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
+        dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
+        dict(
+            n=48,
+            k=512,
+            weights="q4_k",
+            tokens=32,
+            x_dtype="f16",
+            by_row=True,
+            precision="fast",
+            activation="silu",
+            gated=True,
+        ),
     )
 
     def rules(self) -> Iterator[str]:
@@ -157,7 +177,9 @@ class PackedGemm(PackedProduct):
                 f"share: with split at most {MOST_CLUSTER} CTAs "
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
-        if self.precision == "exact" and self.x_dtype != bf16:
+        if self.by_row:
+            yield from self._rules_of_integers()
+        if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
 
     def _rules_of_scales(self) -> Iterator[str]:
@@ -168,6 +190,20 @@ class PackedGemm(PackedProduct):
             yield "promoted: sums of blocks with scales always are (got promoted=True; nearest: False)"
         if self.packed_out:
             yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
+
+    def _rules_of_integers(self) -> Iterator[str]:
+        """Of products of f16 in units of rows."""
+        known = weight_formats().get(self.weights)
+        if known is None or not known.integer_digits:
+            yield f"by_row: is for {', '.join(INTEGERS)} (got weights={self.weights!r}; nearest: by_row=False)"
+        if self.x_dtype != f16:
+            yield f"by_row: is for f16 (got x_dtype={self.x_dtype.name}; nearest: x_dtype=f16)"
+        if self.tokens > MOST_ROWS_FIRST:
+            yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: by_row=False)"
+        if self.tile_rows == 192:
+            yield f"tile_rows: with by_row 64, 128 or 256 (got {self.tile_rows}; nearest: 128)"
+        if self.packed_out:
+            yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 
     def _rules_without_scales(self) -> Iterator[str]:
         if self.promoted:
@@ -202,9 +238,11 @@ class PackedGemm(PackedProduct):
     def params(self) -> tuple[Param, ...]:
         kind, wide, at = self.kind, 16 if self.n % 4 == 0 else 4, Geometry.of(self)
         out = [buffer("x", self.x_dtype, *packed.shape(self.k, self.tokens, self.digits, self.x_dtype), align=128)]
-        if self.scaled:
+        if self.scaled or self.by_row:
             scales = packed.scale_shape(self.k, self.tokens, self.x_group)
             out.append(buffer("x_scales", f32, *scales, align=16))
+        if self.beside == "x_sums":
+            out.append(buffer("x_sums", f16, *packed.sum_shape(self.k, self.tokens), align=16))
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=wide))
@@ -252,7 +290,7 @@ class PackedGemm(PackedProduct):
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
         copier = ElectedCopier if elects(self, at) else LaneCopier
         copier(b, self, at, ring, early, tasks.has_tile if counts_first else None).build(tasks)
-        kind = Multiplier
+        kind = IntegerMultiplier if self.by_row else Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier
         multiplier = kind(b, self, at, ring)
@@ -285,6 +323,9 @@ class PackedGemm(PackedProduct):
         if self.scaled:
             tiles, scales = packed.pack_scaled(x, self.tokens, self.x_dtype, self.x_group)
             given = {"x": tiles, "x_scales": scales}
+        elif self.by_row:
+            tiles, scales, sums = packed.pack_by_row(x, self.tokens, self.digits)
+            given = {"x": tiles, "x_scales": scales} | ({"x_sums": sums} if self.beside else {})
         else:
             given = {"x": packed.pack(x, self.tokens, self.x_dtype, self.digits)}
         return given | {
@@ -299,7 +340,7 @@ class PackedGemm(PackedProduct):
         count = max(0, int(np.ravel(a["n_rows"])[0]))
         whole = a["weight"].reshape(-1)
         matrices = separate(whole, records) if self.gated else (whole,)
-        x = packed.unpack(a["x"], count, self.k, a["x_scales"] if self.scaled else None)
+        x = packed.unpack(a["x"], count, self.k, a["x_scales"] if self.scaled or self.by_row else None)
         sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in matrices]
         y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
         if self.activation:

@@ -116,7 +116,8 @@ class Draft:
 
     def _made(self, kernel: str, fields: Mapping[str, Any]) -> KernelType:
         cls = find_kernel_type(kernel)
-        if self.programmatic and "programmatic" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+        overlaps = self.programmatic and "programmatic" not in fields
+        if overlaps and "programmatic" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
             overlapping = cls(**fields, programmatic=True)  # type: ignore[call-arg]
             if supports(overlapping, self.target):
                 return overlapping

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.dtypes import DType, bf16, e4m3, f32, u8
+from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.draft import Draft
 from ptxgen.models.program import Pairs, Part, Ref
@@ -15,7 +15,7 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
-from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, columns, scale_shape
+from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, DIGITS_BY_ROW, columns, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
@@ -33,6 +33,10 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
+# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
+# so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
+FEW, SOME, INTEGERS_TO = 8, 16, 32
+LONG = 8192
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -98,6 +102,8 @@ class Products(Draft):
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
+        if kernel == "gemm" and k > LONG and not self.is_packed(x):
+            fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = _fewest(rows, tuple(sorted(wanted.items())))
@@ -105,8 +111,11 @@ class Products(Draft):
         elif self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
             fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
-            if fields["x_dtype"] == e4m3:
+            if fields["x_dtype"] in (e4m3, f16):
                 given["x_scales"] = f"{x}.scales"
+            if fields["x_dtype"] == f16:
+                fields["by_row"] = True
+                given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
             fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
@@ -131,7 +140,7 @@ class Products(Draft):
             return x, norm
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
-        if self.packs(kinds, k):
+        if self.integers(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
             return x, ""
@@ -152,7 +161,15 @@ class Products(Draft):
         few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
         few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
-        return few and takes and runs_on(parse_target(self.target))
+        return few and takes and runs_on(parse_target(self.target)) and not self.integers(kinds, k)
+
+    def integers(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns are packed in units of their own for weights of these formats."""
+        some = FEW < self.rows <= INTEGERS_TO and not self.batch_invariant and k % WIDE_TILE == 0
+        found = [weight_format(kind).integer_digits for kind in kinds]
+        if self.precision == "exact" and self.rows <= SOME and (max(found) > 1 or k > LONG):
+            return False
+        return some and all(found) and parse_target(self.target).includes_any(("sm_90a",))
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""
@@ -192,8 +209,8 @@ class Products(Draft):
 
     def _packed(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], tokens: int) -> str:
         """Rows of x in tiles of so many, normed, for products with weights of these formats."""
-        group = self.scale_group(kinds, k)
-        out = self._packed_rows(role, k, tokens, bf16 if group is None else e4m3)
+        group, by_row = self.scale_group(kinds, k), self.integers(kinds, k)
+        out = self._packed_rows(role, k, tokens, f16 if by_row else bf16 if group is None else e4m3)
         given: dict[str, str | Ref] = {"x": x, "out": out}
         source = self.tensors[x].dtype
         fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self._rounding, "src_dtype": source}
@@ -201,6 +218,10 @@ class Products(Draft):
             shape = self._extents(scale_shape(k, tokens, group))
             given["scales"] = self.tensor(f"{out}.scales", "scratch", shape)
             fields |= {"dtype": e4m3, "group": group}
+        if by_row:
+            for name, extents, of in (("scales", scale_shape(k, tokens, 0), f32), ("sums", sum_shape(k, tokens), f16)):
+                given[name] = self.tensor(f"{out}.{name}", "scratch", self._extents(extents), of)
+            fields |= {"dtype": f16, "by_row": True}
         if norm:
             given["norm_weight"] = self._norm_weight(norm)
             fields |= self._norm_fields()
@@ -209,7 +230,8 @@ class Products(Draft):
 
     def _packed_rows(self, role: str, k: int, tokens: int, of: DType = bf16) -> str:
         """Scratch memory for rows in tiles of so many."""
-        shape = self._extents(tile_shape(k, tokens, DIGITS[self._rounding], of))
+        digits = (DIGITS_BY_ROW if of == f16 else DIGITS)[self._rounding]
+        shape = self._extents(tile_shape(k, tokens, digits, of))
         return self.tensor(self.at(f"{role}.packed"), "scratch", shape, of)
 
     def _extents(self, shape: tuple[Extent, ...]) -> tuple[int, ...]:
@@ -219,6 +241,8 @@ class Products(Draft):
         """Tokens of a tile for products with weights of these formats."""
         of = bf16 if self.scale_group(kinds, k) is None else e4m3
         fields |= {"x_dtype": of, "precision": self._rounding}
+        if self.integers(kinds, k):
+            fields |= {"x_dtype": f16, "by_row": True}
         return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in dict.fromkeys(kinds))
 
     def _tiles(self, **fields: Any) -> PackedGemm:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.dtypes import bf16, f16
+from ptxgen.dtypes import DType, bf16, f16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.idioms.threads import split
@@ -36,13 +36,16 @@ UNIT = 128  # columns whose integers a lane reads together, at most
 QUAD = 4  # lanes
 
 
-def split_digits(b: Builder, values: Sequence[Reg], digits: Sequence[Sequence[Reg]]) -> None:
-    """Four f32 into digits, two registers each: every digit is the nearest bf16 of what those before it leave."""
+def split_digits(
+    b: Builder, values: Sequence[Reg], digits: Sequence[Sequence[Reg]], dtype: DType = bf16
+) -> None:  # fmt: skip
+    """Four f32 into digits, two registers each: every digit is the nearest number of a type of what those before it
+    leave."""
     back = [convert.scratch(b, f"digit_back{i}", "f32") for i in range(OWN)]
     for index, digit in enumerate(digits):
-        convert.pack(b, digit, values, bf16)
+        convert.pack(b, digit, values, dtype)
         if index + 1 < len(digits):
-            convert.unpack(b, back, digit, bf16)
+            convert.unpack(b, back, digit, dtype)
             for value, less in zip(values, back, strict=True):
                 b.op("sub.f32", value, value, less)
 

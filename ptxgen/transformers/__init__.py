@@ -19,7 +19,7 @@ def install() -> None:
     windows, soft caps, sinks and padding on the left; also under `torch.compile(fullgraph=True)` and in CUDA graphs.
     What the kernels cannot (another mask, dropout, gradients, a head size that is no multiple of 8) runs through sdpa,
     or where that lacks soft caps and sinks in plain torch, and one warning names the reason. Calling it again changes
-    nothing. Raises `ImportError` with the extra to install where torch or transformers 5.0 is missing.
+    nothing. Raises `ImportError` with the extra to install where torch or transformers is missing.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

@@ -60,6 +60,24 @@ def pair_of_bf16(value: float) -> int:
     return half << 16 | half
 
 
+def pair_of_f16(value: float) -> int:
+    """The bits of an f16 number, twice."""
+    half = int(np.float16(value).view(np.uint16))
+    return half << 16 | half
+
+
+def bytes_to_f16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
+    """Bytes of a word as two registers of f16 pairs, each 1024 more than the byte: 0x64 above it."""
+    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+        b.op("prmt.b32", register, word, 0x64646464, selector)
+
+
+def byte_to_f16(b: Builder, out: Reg, word: Reg, byte: int, less: int) -> None:
+    """One byte of a word as a pair of f16, twice, less a number."""
+    b.op("prmt.b32", out, word, 0x64646464, 0x4040 | byte << 8 | byte)
+    b.op("add.rn.f16x2", out, out, constant(b, f"less_half_{less}", pair_of_f16(-1024 - less)))
+
+
 def constant(b: Builder, name: str, bits: int) -> Reg:
     """A register that holds a constant from its first use on."""
     known = b.known(name)

@@ -233,6 +233,31 @@ class WeightFormat(ABC):
         `offset_fragment`."""
         raise NotImplementedError(self.name)
 
+    # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.integers` -----------------------
+
+    integer_digits: ClassVar[int] = 0  # f16 numbers that add up to a code times its integer scale; 0: unknown
+    has_mins: ClassVar[bool] = False  # whether every 32 columns have an integer that is subtracted
+
+    @property
+    def integer_pieces(self) -> tuple[Piece, ...]:
+        """What a lane reads of a tile of 256 columns."""
+        return self.pieces
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        """The codes of a chunk times their integer scales as A fragments of `mma.m16n8k16` in f16, whose sum they are;
+        with fewer than `integer_digits` rounded. The order of k is that of `fragments`; called in order."""
+        raise NotImplementedError(self.name)
+
+    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        """The mins as such a fragment, whose columns 2t and 2t + 1 are those of 32 columns t and 4 + t, as columns
+        2t + 8 and 2t + 9 are."""
+        raise NotImplementedError(self.name)
+
+    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """What a tile's products of `integers` are multiplied with in rows g and g + 8, and those of `min_integers`,
+        () where there are no mins."""
+        raise NotImplementedError(self.name)
+
 
 class ByteCodes(WeightFormat):
     """A format whose codes are small unsigned integers, less a number."""

@@ -17,7 +17,9 @@ import numpy as np
 from ptxgen.idioms import convert
 from ptxgen.weights.bits import (
     NIBBLE_UNITS,
+    byte_to_f16,
     bytes_to_bf16,
+    bytes_to_f16,
     bytes_to_f32,
     constant,
     halves_to_f32,
@@ -25,6 +27,7 @@ from ptxgen.weights.bits import (
     nibble_fragment,
     pair,
     pair_of_bf16,
+    pair_of_f16,
 )
 from ptxgen.weights.blocks import (
     field,
@@ -121,8 +124,13 @@ SPAN_PIECES = (
 )  # fmt: skip
 
 
+OWN_MINS = (Piece(2048, 4, "lane", 1), Piece(2176, 2, "lane", 1, half=True))  # of blocks t and 4 + t
+
+
 class Q4K(ByteCodes):
     """Q4_K."""
+
+    integer_digits, has_mins = 1, True
 
     span = SUB
 
@@ -167,6 +175,19 @@ class Q4K(ByteCodes):
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:4], *MINS_OF_A_LANE)
+
+    @property
+    def integer_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces, *OWN_MINS)
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        sub_block_integers(b, self, words, words[16:20], chunk, out[0])
+
+    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return sub_block_mins(b, *words[24:])
+
+    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return block_factors(b, words[22:24], (1.0, 1.0))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -217,18 +238,55 @@ def block_factors(b: Builder, words: Sequence[Reg], units: Sequence[float]) -> t
 
 def min_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
     """`offset_fragment` of the words of `SPAN_PIECES` after the scales."""
-    mins, bits = convert.scratch(b, "min_bytes", "b32"), convert.scratch(b, "min_bits", "b32")
     out = convert.scratch_array(b, "min_pair", "b32", 4).regs
     for i, (upper, lower) in enumerate(zip(words[:2], words[2:], strict=True)):
-        b.op("shr.u32", mins, upper, 2)
-        b.op("and.b32", mins, mins, 0x30303030)
-        b.op("and.b32", bits, lower, 0x0F0F)
-        b.op("or.b32", mins, mins, bits)
-        b.op("and.b32", bits, lower, 0xF0F0)
-        b.op("shl.b32", bits, bits, 12)
-        b.op("or.b32", mins, mins, bits)
+        mins = _own_min_bytes(b, upper, lower)
         bytes_to_bf16(b, out[2 * i : 2 * i + 2], mins, constant(b, "less_128", pair_of_bf16(-128)))
     return out
+
+
+def sub_block_integers(
+    b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg]
+) -> None:  # fmt: skip
+    """`integers` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly."""
+    factors, less = (convert.scratch_array(b, f"integer_{name}", "b32", 2) for name in ("scale", "less"))
+    masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
+    if chunk == 0:
+        for word, own in zip(scales, masked, strict=True):
+            b.op("and.b32", own, word, 0x3F3F3F3F)
+    if chunk % 2 == 0:
+        upper, t = divmod(chunk // 2, 4)
+        minus = constant(b, "minus_1024", pair_of_f16(-1024))
+        for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
+            byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
+            b.op("mul.rn.f16x2", offset, factor, minus)
+    for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
+        bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half))
+        for register in out[half::2]:
+            b.op("fma.rn.f16x2", register, register, factor, offset)
+
+
+def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
+    """`min_integers` by the words of `OWN_MINS`."""
+    mins = _own_min_bytes(b, upper, lower)
+    out = convert.scratch_array(b, "min_half", "b32", 2).regs
+    bytes_to_f16(b, out, mins)
+    for register in out:
+        b.op("add.rn.f16x2", register, register, constant(b, "minus_1024", pair_of_f16(-1024)))
+    return (*out, *out)
+
+
+def _own_min_bytes(b: Builder, upper: Reg, lower: Reg) -> Reg:
+    """The mins of a lane: rows g, blocks t and 4 + t, and rows g + 8."""
+    mins, bits = convert.scratch(b, "min_bytes", "b32"), convert.scratch(b, "min_bits", "b32")
+    b.op("shr.u32", mins, upper, 2)
+    b.op("and.b32", mins, mins, 0x30303030)
+    b.op("and.b32", bits, lower, 0x0F0F)
+    b.op("or.b32", mins, mins, bits)
+    b.op("and.b32", bits, lower, 0xF0F0)
+    b.op("shl.b32", bits, bits, 12)
+    b.op("or.b32", mins, mins, bits)
+    return mins
 
 
 def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:

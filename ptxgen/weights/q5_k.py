@@ -41,6 +41,7 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 class Q5K(ByteCodes):
     """Q5_K."""
 
+    integer_digits, has_mins = 1, True
     byte_type = "u8"
     span = q4_k.SUB
     x_sum_factor = -1.0
@@ -95,6 +96,19 @@ class Q5K(ByteCodes):
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.MINS_OF_A_LANE))
+
+    @property
+    def integer_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces, *(replace(piece, offset=piece.offset + 512) for piece in q4_k.OWN_MINS))
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        q4_k.sub_block_integers(b, self, words, words[20:24], chunk, out[0])
+
+    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return q4_k.sub_block_mins(b, *words[28:])
+
+    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         out = fragment(b)

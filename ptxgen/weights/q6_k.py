@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.bits import bytes_to_f32, fragment, halves_to_f32, low_nibbles, pair, signed_to_bf16
+from ptxgen.weights.bits import (
+    byte_to_f16,
+    bytes_to_f16,
+    bytes_to_f32,
+    constant,
+    fragment,
+    halves_to_f32,
+    low_nibbles,
+    pair,
+    pair_of_f16,
+    signed_to_bf16,
+)
 from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
 from ptxgen.weights.format import ByteCodes, Piece, Source
 from ptxgen.weights.order import cut, from_fragments, from_rows, join, to_fragments, to_rows
@@ -35,6 +46,7 @@ _SHIFTS = np.array([[4, 6], [0, 2]], np.uint8).reshape(2, 1, 1, 2, 1)
 class Q6K(ByteCodes):
     """Q6_K."""
 
+    integer_digits = 2
     less = 32
     byte_type = "u8"
     span = SUB
@@ -110,6 +122,29 @@ class Q6K(ByteCodes):
         for factor, whole in zip(factors, block_scale, strict=True):
             b.op("mul.f32", factor, factor, whole)
         return factors, ()
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        """A product of 12 bits, and what rounding it to 11 left."""
+        q, t = chunk // 4, chunk % 4
+        factors = convert.scratch_array(b, "integer_scale", "b32", 2)
+        biased, minus = convert.scratch(b, "scale_bytes", "b32"), convert.scratch(b, "minus_product", "b32")
+        less = constant(b, f"less_half_{self.less}", pair_of_f16(-1024 - self.less))
+        code = convert.scratch_array(b, "code_pair", "b32", 2).regs
+        b.op("xor.b32", biased, words[24 + 2 * t + q // 2], 0x80808080)
+        for half, factor in enumerate(factors):
+            byte_to_f16(b, factor, biased, 2 * (q % 2) + half, 128)
+            bytes_to_f16(b, code, self.code_bytes(b, words, chunk, half))
+            for i, register in enumerate(code):
+                b.op("add.rn.f16x2", register, register, less)
+                rounded = b.op("mul.rn.f16x2", out[0][2 * i + half], register, factor)
+                if len(out) > 1:
+                    b.op("neg.f16x2", minus, rounded)
+                    b.op("fma.rn.f16x2", out[1][2 * i + half], register, factor, minus)
+
+    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        scales = pair(b, "block_scale")
+        halves_to_f32(b, *scales, words[32])
+        return scales, ()
 
     @property
     def x_block(self) -> int:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
-from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
@@ -37,11 +37,21 @@ WIDE_TILE = 256
 # take all rows; more of the time that it waits between parts is then hidden, and less of k is on its way
 LONG = {64: (65, PROCESSORS), 128: (1, 64)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
+# tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
+FEWER_TOKENS, LONG_ENOUGH = 16, 2048
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
+# of 32 tokens as integers: precision, matrices, whether there are mins, rows from and to, columns from: rows of a CTA,
+# CTAs that share k
+INTEGER_TILES = (
+    ("exact", 1, True, 4096, 6144, 4096, 128, 4),
+    ("exact", 1, False, 4096, 4096, 8192, 64, 8),
+    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
+)
+MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -67,13 +77,24 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     rows = parts * spec.kind.records(spec.n) * TILE_ROWS
     wide = spec.kind.tile_k == WIDE_TILE
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
-    tile_rows = spec.tile_rows or (TALL if tall else 64 * parts if few else 128 * parts)
+    usual = TALL if tall else 64 * parts if few else 128 * parts
+    tile_rows, split = spec.tile_rows or usual, spec.split
+    if spec.by_row and not (spec.tile_rows or spec.split):
+        tile_rows, split = _of_integers(spec, tokens, rows) or (tile_rows, split)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
+    if spec.by_row and tile_rows == 128 and tokens <= 32:
+        groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
     alone = few and spec.share <= 1
-    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k), wide=wide) if alone else 1)
+    row_tiles = -(-rows // tile_rows)
+    split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
+    gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
+    if alone and gate and not spec.split and row_tiles <= 2 * PROCESSORS and spec.k >= LONG_ENOUGH:
+        split = max(split, 2)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
+    if spec.by_row and _held(spec, tokens, blocks) > MOST_HELD:
+        part = 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
@@ -85,6 +106,21 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         if least <= -(-rows // tile_rows) * split <= most:
             tiles, part = 2, 4
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
+
+
+def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
+    """Rows of a CTA and CTAs that share k, of a matrix of so many rows, where they were measured to be the fastest."""
+    for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
+        same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
+        if tokens == FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+            return found[0], found[1]
+    return None
+
+
+def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
+    """Registers of words of weights and of sums, of a product of integers."""
+    words = sum(piece.words for piece in spec.kind.integer_pieces)
+    return words + tokens * (blocks + spec.digits + spec.kind.has_mins) // 2
 
 
 def _split(tiles: int, steps: int, *, wide: bool) -> int:
@@ -180,11 +216,11 @@ class Geometry:
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
         """The geometry of a spec, or of it with so many tokens a tile."""
         tokens = tokens or spec.tokens
-        shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact"
+        shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact" and not spec.by_row
         while kind.tiles(spec.k) % shape.tiles or kind.tiles(spec.k) < shape.tiles * shape.split:
             shape = replace(shape, tiles=shape.tiles // 2)
-        per_tile = kind.tile_k // spec.columns * DIGITS[spec.precision] * tokens * ROW_BYTES
-        scales = tokens * SCALE_BYTES if spec.by_block else 0  # of a tile
+        per_tile = kind.tile_k // spec.columns * spec.digits * tokens * ROW_BYTES
+        scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
             out_tokens = share_of_tokens(tokens, shape.split)
@@ -213,6 +249,9 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
+        if spec.by_row:
+            more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
+            promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,

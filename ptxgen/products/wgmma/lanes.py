@@ -49,7 +49,7 @@ class LaneCopier(Copier):
     def _of_lane(self, size: Reg) -> Source:
         """What this lane copies, how much of it, and to where in a stage."""
         b, at, lane, share = self.b, self.at, self.tasks.lane, self.at.shape.share
-        scaled = self.spec.by_block
+        scaled = bool(self.spec.beside)
         copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
         for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
         self.leads = b.op("setp.eq.u32", "leads", lane, 0)
@@ -61,7 +61,7 @@ class LaneCopier(Copier):
             b.op("selp.u32", size, at.scale_bytes, size, for_scales)
             if share > 1:
                 b.op("selp.u32", step, at.scale_bytes, step, for_scales)
-            x_scales = b.ld_param("x_scales")
+            x_scales = b.ld_param(self.spec.beside)
         place = b.op("mov.u32", "copy_place", self.ring.memory)
         own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
         b.op("add.u32", own, own, at.token_bytes)
@@ -76,7 +76,7 @@ class LaneCopier(Copier):
         own_part = b.op("mul.lo.u32", "own_part", tasks.share_rank, at.token_bytes // share)
         b.op("add.u32", place, place, own_part)
         for_all = b.op("and.pred", "copies_for_all", copies, for_tokens)
-        b.op("setp.lt.u32", copies, tasks.lane, at.records + self.spec.by_block)
+        b.op("setp.lt.u32", copies, tasks.lane, at.records + bool(self.spec.beside))
         return for_all, self._every()
 
     def _bring_early(self) -> None:
@@ -117,7 +117,7 @@ class LaneCopier(Copier):
             b.op("mad.wide.u32", tokens_at, tasks.share_rank, at.token_bytes // share, tokens_at)
         b.op("selp.b64", source, tokens_at, source, of.for_tokens)
         if of.for_scales is not None:
-            scales_of_tile = packed.blocks(spec.k, spec.x_dtype) * at.tokens * packed.SCALE_BYTES
+            scales_of_tile = packed.blocks(spec.k) * packed.COLUMNS // spec.kind.tile_k * at.tokens * spec.beside_bytes
             b.op("mad.wide.u32", tokens_at, tasks.token_tile, scales_of_tile, of.x_scales)
             b.op("selp.b64", source, tokens_at, source, of.for_scales)
         if tasks.first_step is not None:

@@ -58,11 +58,12 @@ class Multiplier:
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
         self.straight = spec.straight
-        exact = self.exact = spec.precision == "exact"
-        self.digits = 1 if self.straight or not exact else spec.digits  # of weights
+        exact = self.exact = at.exact
+        self.digits = self._digits()
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
         # codes that one bf16 number holds are scaled two at a time
         self.by_pairs = not (exact or isinstance(self.kind, Half)) and spec.x_dtype == bf16
+        self.pieces = self.kind.integer_pieces if spec.by_row else self.kind.pieces
         # tensor cores round every addition towards zero: what they add up is short where it is to be exact
         self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
         type = spec.x_dtype.name
@@ -71,11 +72,16 @@ class Multiplier:
         self.flags = () if spec.scaled else (0,)  # B is not transposed; of bytes it could not be
         self.sets = self._sets()
         if not self.straight:
-            self.words = b.array("word", "b32", self.kind.words)
+            self.words = b.array("word", "b32", sum(piece.words for piece in self.pieces))
+        if not (self.straight or spec.by_row):
             self.values = b.array("weight_value", "f32", 2 * OWN)
         self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
         self.parts = list(self._parts())
         self.turns: Turns | None = None  # where warpgroups take turns at issuing products
+
+    def _digits(self) -> int:
+        """Numbers that a weight becomes."""
+        return self.spec.digits if self.exact and not self.straight else 1
 
     def _sets(self) -> list[RegArray]:
         """Registers for fragments of A, which take turns."""
@@ -182,10 +188,10 @@ class Multiplier:
         return self.lane if by == "lane" else self.row
 
     def _pieces(self) -> list[Piece]:
-        return [piece for piece in self.kind.pieces if not piece.in_trailer]
+        return [piece for piece in self.pieces if not piece.in_trailer]
 
     def _trailing(self) -> list[Piece]:
-        return [piece for piece in self.kind.pieces if piece.in_trailer]
+        return [piece for piece in self.pieces if piece.in_trailer]
 
     def _part(self, part: Part, a: Sequence[Reg]) -> None:
         b, at = self.b, self.at
@@ -254,7 +260,7 @@ class Multiplier:
 
     def _read_words(self, part: Part) -> None:
         first = 0
-        for piece in self.kind.pieces:
+        for piece in self.pieces:
             words = self.words[first : first + piece.words]
             if piece.in_trailer:
                 offset = part.tile * (piece.step or 0)

@@ -38,10 +38,12 @@ class PackedRows(KernelType):
         default=0, later=True, draws=packed.SCALE_GROUPS, doc="columns that share a scale in e4m3; 0: a row's"
     )
 
+    by_row: bool = field(default=False, later=True, doc="f16: out is in units of its rows, with their sums")
+
     @property
     def scaled(self) -> bool:
         """Whether out has scales."""
-        return self.dtype == e4m3
+        return self.dtype == e4m3 or self.by_row
 
     @property
     def surveys(self) -> bool:
@@ -51,7 +53,7 @@ class PackedRows(KernelType):
     @property
     def digits(self) -> int:
         """Numbers of dtype that an element of x becomes."""
-        return packed.DIGITS[self.precision]
+        return (packed.DIGITS_BY_ROW if self.by_row else packed.DIGITS)[self.precision]
 
     @property
     def columns(self) -> int:
@@ -230,7 +232,7 @@ class Packing:
         if spec.digits == 1:
             convert.pack(b, digits.regs, own, spec.dtype)
         else:
-            split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
+            split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)], spec.dtype)
         for n in range(spec.digits):
             offset = n * spec.tokens * packed.ROW_BYTES
             b.op("st.global.b32", self.out[offset], digits[2 * n], pred=there)

@@ -45,6 +45,12 @@ class PackedProduct(Weighted):
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    by_row: bool = field(
+        default=False,
+        later=True,
+        draws=lambda drawn: (False, drawn.get("weights") in ("q4_k", "q5_k", "q6_k")),
+        doc="f16: x is in units of its rows, products are those of integers",
+    )
     promoted: bool = field(
         default=False,
         later=True,
@@ -55,7 +61,7 @@ class PackedProduct(Weighted):
     @property
     def digits(self) -> int:
         """Numbers of x_dtype that add up to an element of x."""
-        return packed.DIGITS[self.precision]
+        return (packed.DIGITS_BY_ROW if self.by_row else packed.DIGITS)[self.precision]
 
     @property
     def scaled(self) -> bool:
@@ -76,6 +82,18 @@ class PackedProduct(Weighted):
     def promotes(self) -> bool:
         """Whether f32 adds up what tensor cores have of 128 columns each: they keep some 14 bits of a sum in e4m3."""
         return self.by_block or (self.scaled and self.promoted)
+
+    @property
+    def beside(self) -> str:
+        """The parameter with what of x lies beside it, for each tile of weights, "" for nothing."""
+        if self.by_row and self.kind.has_mins:
+            return "x_sums"
+        return "x_scales" if self.by_block else ""
+
+    @property
+    def beside_bytes(self) -> int:
+        """Bytes of it for a token."""
+        return {"x_sums": packed.SUMS_BYTES, "x_scales": packed.SCALE_BYTES, "": 0}[self.beside]
 
     @property
     def x_group(self) -> int:

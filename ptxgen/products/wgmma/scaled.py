@@ -6,6 +6,7 @@ of the whole matrix, are applied to the totals.
 
 from __future__ import annotations
 
+from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma.multiply import Multiplier
@@ -25,10 +26,7 @@ class ScaledMultiplier(Multiplier):
     def _scale_totals(self) -> None:
         b, at = self.b, self.at
         (piece,) = self._trailing()
-        from_ = b.op("and.b32", scratch(b, "scale_lane", "u32"), self.lane, 3)
-        b.op("mul.lo.u32", from_, from_, 2)
-        b.op("mad.lo.u32", from_, self.token_tile, at.tokens, from_)
-        place = b.op("mad.wide.u32", scratch(b, "scales_from", "u64"), from_, SCALE_BYTES, b.ld_param("x_scales"))
+        place = self._token_scales()
         of_rows = scratch_array(b, "row_scale", "f32", 2 * at.shape.blocks)
         for block, trailer in enumerate(self.scales_at):
             own = of_rows[2 * block : 2 * block + 2]
@@ -44,3 +42,12 @@ class ScaledMultiplier(Multiplier):
                     total = sums[4 * octet + i]
                     b.op("mul.f32", total, total, of_rows[2 * block + i // 2])
                     b.op("mul.f32", total, total, of_tokens[i % 2])
+
+    def _token_scales(self) -> Reg:
+        """Where the scales of the lane's tokens begin."""
+        b = self.b
+        from_ = b.op("and.b32", scratch(b, "scale_lane", "u32"), self.lane, 3)
+        b.op("mul.lo.u32", from_, from_, 2)
+        b.op("mad.lo.u32", from_, self.token_tile, self.at.tokens, from_)
+        place: Reg = b.op("mad.wide.u32", scratch(b, "scales_from", "u64"), from_, SCALE_BYTES, b.ld_param("x_scales"))
+        return place

@@ -1,14 +1,15 @@
-"""A row of x into its tile in e4m3, with the scales of the row or of its blocks of 128 columns."""
+"""A row of x into its tile with scales: in e4m3 of the row or of its blocks of 128 columns; in f16 in its own unit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.quantised_rows import magnitude, over_scale
-from ptxgen.idioms.reduce import over_cta, over_warp
+from ptxgen.idioms.reduce import over_cta, over_lanes, over_warp
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, Packing
 
@@ -17,13 +18,18 @@ class ScaledPacking(Packing):
     """The same fragments. The 128 columns of a warp in a load are a block, and a group where blocks are."""
 
     def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
-        b, spec = self.b, self.spec
+        b = self.b
         piece = b.op("bfe.u32", "piece", own, 4, 3)
         turned = b.op("and.b32", "turned", token, packed.GROUP - 1)
         b.op("xor.b32", piece, piece, turned)
         place = b.op("shl.b32", "place", piece, 4)
         b.op("bfi.b32", place, own, place, 0, 4)
         b.op("add.u64", self.out, self.out, b.op("cvt.u64.u32", "wide_place", place))
+        self._find_scales(tile, token, own)
+
+    def _find_scales(self, tile: Reg, token: Reg, own: Reg) -> None:
+        """Where the scale of the row, or of the thread's group, goes, and whether it is this thread that stores it."""
+        b, spec = self.b, self.spec
         groups = packed.scale_shape(spec.dim, spec.tokens, spec.group)[1]
         of_group = spec.tokens * packed.SCALE_BYTES
         scales = b.op("mad.wide.u32", "scales_target", tile, groups * of_group, b.ld_param("scales"))
@@ -66,9 +72,13 @@ class ScaledPacking(Packing):
             for total in sums:
                 self._find_root(total)
                 b.op("mul.f32", largest, largest, self.factor)
-            self.inverse = over_scale(b, largest, spec.dtype)
+            self.inverse = self._scale_of(largest)
             b.op("st.global.f32", self.scales[0], largest, pred=self.keeps)
             b.op("mov.u32", self.column, self.own)
+
+    def _scale_of(self, largest: Reg) -> Reg:
+        """The inverse of a row's scale from its largest magnitude, which becomes the scale."""
+        return over_scale(self.b, largest, self.spec.dtype)
 
     def _load_values(self, exists: Reg) -> None:
         """A row of one pass is in registers since its scale was sought."""
@@ -105,3 +115,79 @@ class ScaledPacking(Packing):
         if spec.group:
             groups = OWN * spec.threads // spec.group
             b.op("add.u64", self.scales, self.scales, groups * spec.tokens * packed.SCALE_BYTES)
+
+
+class RowPacking(ScaledPacking):
+    """The same fragments of f16 `by_row`: beside the digits go the sums of 32 columns, which eight lanes have."""
+
+    LANES = (1, 2, 4)  # distances of those lanes
+
+    def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
+        Packing._find_place(self, tile, token, own)
+        self._find_scales(tile, token, own)
+        b, spec = self.b, self.spec
+        of_unit = spec.tokens * packed.SUMS_BYTES
+        sums = self.sums = b.op(
+            "mad.wide.u32", "sums_target", tile, packed.blocks(spec.dim) * packed.COLUMNS // packed.PADDED * of_unit,
+            b.ld_param("sums"),
+        )  # fmt: skip
+        b.op("mad.wide.u32", sums, b.op("shr.u32", "own_unit", own, 8), of_unit, sums)
+        b.op("mad.wide.u32", sums, token, self.row_bytes, sums)
+        sub, upper = b.op("bfe.u32", "sum_place", own, 5, 2), b.op("bfe.u32", "upper_sum", own, 7, 1)
+        b.op("mad.lo.u32", sub, sub, 2, upper)
+        b.op("mad.wide.u32", sums, sub, f16.bytes, sums)
+        first = b.op("and.b32", "place_in_sum", own, packed.SUMMED - 1)
+        self.keeps_sum = b.op("setp.eq.u32", "keeps_sum", first, 0)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's sums, of one digit."""
+        return packed.SUMS_BYTES // packed.SUM_DIGITS
+
+    def _scale_of(self, largest: Reg) -> Reg:
+        b = self.b
+        bits, inverse = scratch(b, "unit_bits", "u32"), scratch(b, "inverse_unit", "f32")
+        b.op("mov.b32", bits, largest)
+        b.op("and.b32", bits, bits, packed.EXPONENT)
+        b.op("max.u32", bits, bits, packed.LEAST_EXPONENT)
+        b.op("sub.u32", bits, bits, packed.UP_BITS)
+        b.op("mov.b32", largest, bits)
+        b.op("sub.u32", bits, 2 * 127 << 23, bits)
+        b.op("mov.b32", inverse, bits)
+        return inverse
+
+    def _store(self, own: Sequence[Reg], there: Reg) -> None:
+        b, spec = self.b, self.spec
+        for value in own:
+            b.op("mul.f32", value, value, self.inverse)
+        if spec.digits > 1:
+            total = self._add_up(own)
+            Packing._store(self, own, there)
+        else:
+            Packing._store(self, own, there)
+            convert.unpack(b, own, self.digits.regs, spec.dtype)  # what the tile has is added up
+            total = self._add_up(own)
+        keeps = b.op("and.pred", scratch(b, "keeps_this", "pred"), there, self.keeps_sum)
+        word, back = scratch(b, "sum_word", "b32"), [scratch(b, f"sum_back{i}", "f32") for i in (0, 1)]
+        for digit in range(packed.SUM_DIGITS):
+            convert.pack(b, (word,), (total, total), f16)
+            b.op("st.global.b16", self.sums[digit * spec.tokens * self.row_bytes], word, pred=keeps)
+            if digit + 1 < packed.SUM_DIGITS:
+                convert.unpack(b, back, (word,), f16)
+                b.op("sub.f32", total, total, back[0])
+
+    def _add_up(self, own: Sequence[Reg]) -> Reg:
+        """The sum of the 32 columns that eight lanes have, over 32."""
+        b = self.b
+        total: Reg = b.op("add.f32", scratch(b, "column_sum", "f32"), own[0], own[1])
+        for value in own[2:]:
+            b.op("add.f32", total, total, value)
+        over_lanes(b, "add.f32", total, self.LANES)
+        b.op("mul.f32", total, total, 1 / packed.SUMMED)
+        return total
+
+    def _advance(self, step: int) -> None:
+        b, spec = self.b, self.spec
+        Packing._advance(self, step)
+        units = OWN * spec.threads // packed.PADDED
+        b.op("add.u64", self.sums, self.sums, units * spec.tokens * packed.SUMS_BYTES)

@@ -6,13 +6,17 @@ order in which the lanes of packed weights own them: 0, 1, 4, 5, 8, 9, 12, 13, t
 own. A row is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 8): wgmma's swizzle of 128 bytes.
 
 e4m3 has scales beside it, f32 `[tile of tokens, groups, token]`: one group a row, or one a block of 128 columns.
+
+f16 `by_row` has the unit of each row as such a scale, a power of two in which its largest is 2^14 to 2^15, and its
+sums, f16 `[tile of tokens, 256 columns, digit, token, place]`, two digits: the sum of 32 columns over 32, those of
+columns 32 s … 32 s + 31 at place 2 (s mod 4) + s div 4. They are B of one product, without a swizzle.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptxgen.dtypes import DType, bf16
+from ptxgen.dtypes import DType, bf16, f16
 from ptxgen.idioms.quantised_rows import quantise
 from ptxgen.launch import Extent
 
@@ -25,6 +29,13 @@ CHUNK_BYTES = 32  # of it in one product
 PADDED = 256  # columns are filled up to a multiple: the widest tile of any format of weights
 GROUP = 8  # tokens whose rows are swizzled together
 DIGITS = {"fast": 1, "exact": 3}  # numbers that add up to a value of x
+DIGITS_BY_ROW = {"fast": 1, "exact": 2}  # the same of f16 in units of a row
+EXPONENT = 0x7F800000  # bits of an f32, which alone are the power of two below it
+UP_BITS = 14 << 23  # a row's largest becomes at least 2^14
+LEAST_EXPONENT = 27 << 23  # 2^-100: rows with nothing larger are in its units
+SUMMED = 32  # columns of a sum
+SUM_DIGITS = 2
+SUMS_BYTES = 2 * SUM_DIGITS * PADDED // SUMMED  # of a token's sums of 256 columns
 SCALE_BYTES = 4
 SCALE_GROUPS = (0, 128)  # columns that share a scale in e4m3; 0: all
 TOKENS = (8, 16, 32, 64, 96, 112, 128, 192, 256)  # of a tile
@@ -48,6 +59,16 @@ def shape(cols: int, tokens: int, digits: int, dtype: DType = bf16) -> tuple[Ext
 def scale_shape(cols: int, tokens: int, group: int) -> tuple[Extent, ...]:
     """That of its scales: one for `group` columns, or with 0 one a row."""
     return (f"ceil_div(rows, {tokens})", -(-cols // PADDED) * PADDED // group if group else 1, tokens)
+
+
+def sum_shape(cols: int, tokens: int) -> tuple[Extent, ...]:
+    """The shape of the sums of rows in their own units."""
+    return (f"ceil_div(rows, {tokens})", -(-cols // PADDED), SUM_DIGITS, tokens, PADDED // SUMMED)
+
+
+def sum_place(sub: int) -> int:
+    """Where the sum of columns from 32 · `sub` on stands among those of 256: a lane has sums t and 4 + t."""
+    return 2 * (sub % 4) + sub // 4
 
 
 def _order(width: int) -> np.ndarray:
@@ -94,6 +115,31 @@ def pack_scaled(x: np.ndarray, tokens: int, dtype: DType, group: int) -> tuple[n
     scales = found["scales"].reshape(-(-x.shape[0] // tokens), tokens, -1)
     packed = pack(found["out"].astype(np.float32)[: x.shape[0]], tokens, dtype, 1)
     return packed, np.ascontiguousarray(scales.transpose(0, 2, 1))
+
+
+def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """f32 `[rows, cols]` as the packed array of f16, the rows' units and their sums, by the kernel's operations."""
+    import numpy as np
+
+    one = np.float32
+    whole = _filled(x, tokens)
+    exponents = np.abs(whole).max(1, initial=0).view(np.uint32) & EXPONENT
+    units = (np.maximum(exponents, LEAST_EXPONENT) - UP_BITS).view(one)
+    scaled = whole / units[:, None]
+    packed = pack(scaled[: x.shape[0]], tokens, f16, digits)
+    summed = scaled.astype(f16.numpy).astype(one) if digits == 1 else scaled
+    parts = summed.reshape(-1, PADDED // SUMMED, 8, 4)
+    sums = ((parts[..., 0] + parts[..., 1]) + parts[..., 2]) + parts[..., 3]
+    for _ in range(3):
+        sums = sums[..., ::2] + sums[..., 1::2]
+    left, out = sums[..., 0] / one(SUMMED), []
+    for _ in range(SUM_DIGITS):
+        out.append(left.astype(f16.numpy))
+        left = left - out[-1].astype(one)
+    order = np.argsort([sum_place(sub) for sub in range(PADDED // SUMMED)])
+    count = whole.shape[1] // PADDED
+    each = np.stack(out)[..., order].reshape(SUM_DIGITS, -1, tokens, count, PADDED // SUMMED)
+    return packed, units.reshape(-1, 1, tokens), np.ascontiguousarray(each.transpose(1, 3, 0, 2, 4))
 
 
 def unpack(packed: np.ndarray, rows: int, cols: int, scales: np.ndarray | None = None) -> np.ndarray:

@@ -12,6 +12,7 @@ from ptxgen.runtime.cpu.native.ir import splat, vec
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.emit.warp_code import WarpCode
     from ptxgen.runtime.cpu.flow.blocks import Op, Source
+    from ptxgen.runtime.cpu.flow.flow import Flow
 
 Planes = tuple[str, ...]  # for each byte of a register, the lanes in which it is defined, as an i32
 ALL = "-1"
@@ -41,6 +42,34 @@ def bytes_of_result(d: Followed, reg: Reg) -> Planes | None:
     if words[-1] in _PAIRS and words[0] in _BY_HALVES and reg.bits == 32:
         return _halves(d, reg)
     return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
+
+
+def by_byte(flow: Flow) -> int:
+    """The registers of which some bytes may be defined and others not, as a bit set."""
+    found, copies = 0, []
+    for block in flow.blocks:
+        for op in block.ops:
+            if op.pure and op.words[0] in _COPIES and not any(isinstance(o, nodes.Vector) for o in op.operands):
+                copies += [(target.index, [source.index for source in op.reads]) for target in op.writes]
+            elif op.pure and _moves_bytes(op.words):
+                for target in op.writes:
+                    found |= (target.bits > 8) << target.index
+    before = -1
+    while before != found:
+        before = found
+        for index, sources in copies:
+            if any(found >> source & 1 for source in sources):
+                found |= 1 << index
+    return found
+
+
+def _moves_bytes(words: tuple[str, ...]) -> bool:
+    """Whether bytes of what such an instruction writes may come from different bytes."""
+    if words[0] == "cvt":
+        return words[-2].endswith("x2") or (len(words) == 3 and words[1][0] in "us" and words[2][0] in "us")
+    if words[-1] in _PAIRS and words[0] in _BY_HALVES:
+        return True
+    return words[0] in _RULES and (words[0] not in ("add", "sub") or words[-1][0] != "f")
 
 
 def _field(d: Followed, source: Planes, begin: int, end: int) -> str:
@@ -214,11 +243,12 @@ def _by_sign(d: Followed, reg: Reg) -> Planes | None:
 def _either(d: Followed, held: str, known: str, left: Planes, right: Planes) -> Planes:
     """The bytes of `left` in the lanes `held`, of `right` in the others; defined where that choice is `known`."""
     others = d.e.c(f"xor i32 {held}, -1")
-    found = []
+    found: dict[tuple[str, str], str] = {}
     for x, y in zip(left, right, strict=True):
-        first, second = (d.both(one, lanes) for one, lanes in ((x, held), (y, others)))
-        found.append(d.both(d.e.c(f"or i32 {first}, {second}"), known))
-    return tuple(found)
+        if (x, y) not in found:
+            first, second = (d.both(one, lanes) for one, lanes in ((x, held), (y, others)))
+            found[x, y] = d.both(d.e.c(f"or i32 {first}, {second}"), known)
+    return tuple(found[pair] for pair in zip(left, right, strict=True))
 
 
 def _bitwise(d: Followed, reg: Reg) -> Planes | None:
@@ -345,6 +375,7 @@ _RULES: dict[str, Callable[[Followed, Reg], Planes | None]] = {
     "mov": _mov, "cvt": _cvt, "shf": _funnel, "bfe": _extract, "bfi": _insert, "lop3": _lookup, "selp": _select,
     "add": _sum, "sub": _sum,
 }  # fmt: skip
+_COPIES = frozenset({"mov", "selp", "slct"})  # of whole registers, unless they name vectors
 _PAIRS = frozenset({"f16x2", "bf16x2", "u16x2", "s16x2"})
 _BY_HALVES = frozenset({"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "set", "ex2", "tanh"})
 _WORDS = {"cvt": 3, "shf": 4}  # words of the opcode, where they are not two

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ptxgen.runtime.cpu.emit.defined_bytes import ALL, Planes, bytes_of_result
+from ptxgen.runtime.cpu.emit.defined_bytes import ALL, Planes, by_byte, bytes_of_result
 from ptxgen.runtime.cpu.emit.warp_code import WarpCode
 from ptxgen.runtime.cpu.emit.wgmma_products import Products
 from ptxgen.runtime.cpu.flow.blocks import Block, Op
@@ -20,6 +20,7 @@ class DefinedLanes:
         self.e = code
         self.products = Products(code)
         self._unwritten: Unwritten | None = None
+        self._by_byte = by_byte(self.e.flow)
         self.now: dict[int, Planes | None] = {}  # None: all lanes that are here
         self.base: dict[int, Planes] = {}
         self._joint: dict[Planes, str] = {}
@@ -76,7 +77,8 @@ class DefinedLanes:
                 self.now[reg.index] = None
             else:
                 slot = self._slot(reg)
-                self.base[reg.index] = tuple(self.e.c.load("i32", slot, 4 * n) for n in range(_bytes(reg)))
+                loaded = [self.e.c.load("i32", slot, 4 * n) for n in range(self._kept(reg))]
+                self.base[reg.index] = tuple(loaded) * (_bytes(reg) // len(loaded))
                 self.now[reg.index] = self.base[reg.index]
         return self.now[reg.index]
 
@@ -95,7 +97,11 @@ class DefinedLanes:
         return self._joint[planes]
 
     def _slot(self, reg: Reg) -> str:
-        return self.e.c.at("%w", self.e.place(-1 - reg.index, 4 * _bytes(reg)))
+        return self.e.c.at("%w", self.e.place(-1 - reg.index, 4 * self._kept(reg)))
+
+    def _kept(self, reg: Reg) -> int:
+        """How many masks are kept of a register: for each byte, or one for all."""
+        return _bytes(reg) if self._by_byte >> reg.index & 1 else 1
 
     def check(self, reg: Reg) -> None:
         """A register is read: by arithmetic, whose result is then no more defined than it; by anything else, which is
@@ -134,6 +140,7 @@ class DefinedLanes:
         fresh: Planes | None = None
         if self.sources is not None:
             fresh = (bytes_of_result(self, reg) if e.op.pure else None) or (self.sources,) * _bytes(reg)
+            fresh = fresh[: self._kept(reg)] * (_bytes(reg) // self._kept(reg))
         if e.op.guard is None:
             self.now[reg.index] = fresh
             self.checked.discard(reg.index)
@@ -162,7 +169,7 @@ class DefinedLanes:
                 continue
             reg = e.flow.registers[index]
             slot, rest = self._slot(reg), e.c(f"xor i32 {e.mask}, -1")
-            for n, lanes in enumerate(planes or (ALL,) * _bytes(reg)):
+            for n, lanes in enumerate((planes or (ALL,) * _bytes(reg))[: self._kept(reg)]):
                 others = e.c(f"and i32 {e.c.load('i32', slot, 4 * n)}, {rest}")
                 e.c.store("i32", e.c(f"or i32 {others}, {e.c(f'and i32 {lanes}, {e.mask}')}"), slot, 4 * n)
 

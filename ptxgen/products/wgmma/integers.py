@@ -1,0 +1,133 @@
+"""Tokens as f16 in units of their rows, weights as integers: codes times scales, which f16 holds exactly.
+
+A block's factor is taken out of the sums of its 256 columns, as is what its mins subtract: they are multiplied with the
+sums of every 32 columns of x, which lie beside the tokens. All digits of x are tokens of one product. What a weight's
+second number adds, it adds with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole.
+The weights of the next block of rows in a stage are converted while the last products of a block run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.convert import RUN, scratch, scratch_array
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.multiply import Part
+from ptxgen.products.wgmma.product import PackedProduct
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
+from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+
+SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
+
+
+class IntegerMultiplier(ScaledMultiplier):
+    """The same fragments, for `PackedProduct.by_row`."""
+
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
+        super().__init__(b, spec, at, ring)
+        each = at.tokens // 2
+        self.pending: Part | None = None  # whose sums are not in the totals yet
+        self.scales: Sequence[Reg] = ()
+        self.less: Sequence[Reg] = ()
+        self.shorts = b.array("short_sum", "f32", spec.digits * each)
+        self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
+        of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
+        self.of_tokens = f"wgmma.mma_async.sync.aligned.m64n{at.tokens}{of_type}"
+        # a weight's second number is multiplied with one digit of x alone: then all products have this shape
+        self.together = spec.digits if self.digits == 1 else 1
+        self.product = f"wgmma.mma_async.sync.aligned.m64n{self.together * at.tokens}{of_type}"
+
+    def _digits(self) -> int:
+        return min(self.spec.digits, self.kind.integer_digits)
+
+    def _part(self, part: Part, a: Sequence[Reg]) -> None:
+        b, kind = self.b, self.kind
+        if part.chunks[0] == 0:
+            self._read_words(part)
+        for index, chunk in enumerate(part.chunks):
+            b.note(f"chunk {chunk} of the tile", after=RUN)
+            kind.integers(b, self.words, chunk, self._fragments(a, index))
+        mins: Sequence[Reg] = ()
+        if self._ends(part) and self.min_sums is not None:
+            mins = kind.min_integers(b, self.words)
+        if self.pending is not None:
+            self._promote(self.pending)
+        b.note("the products", after=RUN)
+        b.op("wgmma.fence.sync.aligned")
+        for index, chunk in enumerate(part.chunks):
+            self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=chunk == 0)
+        if self.min_sums is not None and mins:
+            self._describe_sums(part.tile)
+            b.op(self.of_tokens, self.min_sums.regs, tuple(mins), self.descriptor, 0, 1, 1, 0)
+        b.op("wgmma.commit_group.sync.aligned")
+
+    def _multiply(self, fragments: Sequence[Sequence[Reg]], place: int, *, fresh: bool) -> None:
+        """A chunk's products; the first ones of a tile begin its sums."""
+        b, each = self.b, self.at.tokens // 2
+        for digit in range(0, self.spec.digits, self.together):
+            self._describe(place + digit * self.at.tokens * ROW_BYTES)
+            sums = self.shorts[each * digit : each * (digit + self.together)]
+            b.op(self.product, tuple(sums), tuple(fragments[0]), self.descriptor, int(not fresh), 1, 1, 0)
+        for more in fragments[1:]:
+            self._describe(place)
+            b.op(self.product, tuple(self.shorts[each:]), tuple(more), self.descriptor, 1, 1, 1, 0)
+
+    def _describe_sums(self, tile: int) -> None:
+        """The descriptor of the tokens' sums: eight rows are 16 bytes each, the second digit's a digit further on."""
+        b, at = self.b, self.at
+        low, high = scratch(b, "chunk_low", "u32"), scratch(b, "sums_high", "u32")
+        offset = at.token_bytes + at.records * at.tile_bytes + tile * at.tokens * packed.SUMS_BYTES
+        b.op("add.u32", low, self.sums_at, offset >> 4)
+        b.op("mov.u32", high, OCTET * SUM_ROW >> 4)
+        b.op("mov.b64", self.descriptor, (low, high))
+
+    def _find(self) -> None:
+        if self.min_sums is not None:
+            b = self.b
+            low = self.sums_at = b.op("shr.u32", scratch(b, "sums_low", "u32"), self.ring.offset, 4)
+            b.op("add.u32", low, low, self.first_tokens)
+            b.op("or.b32", low, low, self.at.tokens * SUM_ROW >> 4 << 16)
+
+    def _ends(self, part: Part) -> bool:
+        return part.chunks[-1] + 1 == self.spec.chunks
+
+    def _wait(self, part: Part) -> None:
+        b = self.b
+        if self._ends(part):
+            self.scales, self.less = self.kind.integer_units(b, self.words)
+            for each in self.less:
+                b.op("mul.f32", each, each, float(packed.SUMMED))
+            self.pending = part
+        if part is self.parts[-1]:
+            self._promote(part)
+        else:
+            b.op("wgmma.wait_group.sync.aligned", 1)
+
+    def _promote(self, part: Part) -> None:
+        """The sums of a tile and block of rows, times its factors, to the totals."""
+        b, count, scales, less = self.b, self.at.tokens // 2, self.scales, self.less
+        self.pending = None
+        b.op("wgmma.wait_group.sync.aligned", 0)
+        b.note("the sums of the tile, times its factors, to the totals", after=RUN)
+        for i, total in enumerate(self.sums[part.block]):
+            value, half = self.shorts[i], i % 4 // 2
+            for digit in range(1, self.spec.digits):
+                b.op("add.f32", value, value, self.shorts[count * digit + i])
+            b.op("fma.rn.f32", total, value, scales[half], total)
+            if self.min_sums is not None:
+                b.op("fma.rn.f32", total, self.min_sums[i], less[half], total)
+
+    def _scale_totals(self) -> None:
+        b = self.b
+        place = self._token_scales()
+        of_tokens = scratch_array(b, "token_scale", "f32", 2)
+        for octet in range(self.at.tokens // OCTET):
+            convert.load_words(b, of_tokens, place, SCALE_BYTES * OCTET * octet, space="global")
+            for sums in self.sums:
+                for i, total in enumerate(sums[4 * octet : 4 * octet + 4]):
+                    b.op("mul.f32", total, total, of_tokens[i % 2])
