@@ -12,8 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from cuda.bindings import driver
+
+try:
+    import torch
+    from cuda.bindings import driver
+except ImportError as missing:
+    if __name__ == "__main__":
+        raise SystemExit(f"gpu: {missing}; the benchmarks that need it are commands, this is not") from None
+    raise
 
 from ptxgen.generator import Ptx
 from ptxgen.launch import evaluate

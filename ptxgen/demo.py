@@ -7,6 +7,7 @@ one token once more in check mode.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -105,12 +106,18 @@ def program() -> int:
         print(f"demo: takes no arguments (got {' '.join(sys.argv[1:])})", file=sys.stderr)
         return 2
     try:
-        return main()
+        found = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go at exit, either
+        print("demo: nobody reads its output any more: it ends here", file=sys.stderr)
+        return 1
     except (PtxgenError, ImportError) as missing:
         if isinstance(missing, ExecutionError):
             raise
         print(f"demo: {missing}", file=sys.stderr)
         return 2
+    return found
 
 
 if __name__ == "__main__":

@@ -6,21 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import f32, s32, u8
+from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import field, kernel_type
-from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, runs_on, share_runs
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.bytes.units import Units
+from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.product import Tokens
+from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.stream import Stream
 from ptxgen.products.weighted import Weighted
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.order import interleave, separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +118,7 @@ class DigitGemm(Weighted):
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
         out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
-        out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
+        out.append(n_rows_param(self.indirect))
         return tuple(out)
 
     def launch(self, target: Target) -> Launch:
@@ -156,12 +157,7 @@ class DigitGemm(Weighted):
             first = b.op(
                 "mul.lo.u32", "first_row", b.op("min.u32", "row_group", cta, MOST_ROWS // at.tokens), at.tokens
             )
-            if self.indirect:
-                count = b.reg("n_rows_given", "s32")
-                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
-            else:
-                count = b.ld_param("n_rows")
-            count = b.op("max.s32", "rows_counted", count, 0)
+            count = rows_counted(b, self.indirect, "n_rows_given")
             return Tokens(first, b.op("min.s32", count, count, MOST_ROWS))
 
     # -- example and reference -----------------------------------------------------------------------------------------
@@ -172,33 +168,18 @@ class DigitGemm(Weighted):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        kind, matrices = self.kind, []
-        for _ in range(self.parts):
-            values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
-            matrices.append(kind.pack(kind.quantise(values), self.n, self.k))
-        records = kind.records(self.n)
-        whole = interleave(matrices[0], matrices[1], records) if self.gated else matrices[0]
-        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
+        weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
         return {
             "x": layout.pack(rng.standard_normal((sizes["rows"], self.k), np.float32)),
-            "weight": whole.reshape(self.parts * records, -1),
-            "n_rows": np.array([count], np.int32) if self.indirect else count,
+            "weight": weight,
+            "n_rows": n_rows_given(sizes, self.indirect),
         }
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        kind, records = self.kind, self.kind.records(self.n)
-        count = max(0, int(np.ravel(a["n_rows"])[0]))
-        packed, out = a["weight"].reshape(-1), a["out"].copy()
-        packs = separate(packed, records) if self.gated else (packed,)
-        x = layout.unpack(a["x"], count, self.k)
-        sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in packs]
-        y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
-        if self.activation:
-            y = activations.reference(self.activation, y)
-        if self.gated:
-            y = y * sums[1]
+        count, out = rows_of(a), a["out"].copy()
+        y = multiplied(self, layout.unpack(a["x"], count, self.k), a)
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
         out[:count] = y.astype(np.float32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.dtypes import s32
 from ptxgen.kernel import field, kernel_type
-from ptxgen.launch import Extent, Param, buffer, scalar
+from ptxgen.launch import Extent, Param
 from ptxgen.products.compose import build_product
 from ptxgen.products.mma import TOKENS
 from ptxgen.products.product import Product, Tokens
+from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,8 +67,7 @@ class Gemm(Product):
         return (f"ceil_div(rows, {at.tokens})", at.ctas, 1)
 
     def params(self) -> tuple[Param, ...]:
-        count = buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32)
-        return (*super().params(), count)
+        return (*super().params(), n_rows_param(self.indirect))
 
     def build(self, b: Builder) -> None:
         build_product(b, self)
@@ -78,23 +77,13 @@ class Gemm(Product):
             cta = b.op("mov.u32", "cta_of_rows", b.special("ctaid.x"))
             group = b.op("min.u32", "row_group", cta, MOST_ROWS // at.tokens)
             first = b.op("mul.lo.u32", "first_row", group, at.tokens)
-            if self.indirect:
-                count = b.reg("n_rows_given", "s32")
-                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
-            else:
-                count = b.ld_param("n_rows")
-            return Tokens(first, b.op("max.s32", "rows_counted", count, 0))
+            return Tokens(first, rows_counted(b, self.indirect, "n_rows_given"))
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        import numpy as np
-
-        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
-        return {**super().given(rng, sizes), "n_rows": np.array([count], np.int32) if self.indirect else count}
+        return {**super().given(rng, sizes), "n_rows": n_rows_given(sizes, self.indirect)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
-        import numpy as np
-
-        count = max(0, int(np.ravel(a.pop("n_rows"))[0]))
+        count = rows_of({"n_rows": a.pop("n_rows")})
         out = a["out"].copy()
         inside = {name: value[:count] if name in ("x", "out") else value for name, value in a.items()}
         out[:count] = super().reference(**inside)["out"]

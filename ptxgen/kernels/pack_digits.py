@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import f32, s32, u8
+from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.threads import split
 from ptxgen.kernel import KernelType, field, kernel_type
-from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.digits import CHUNKS, LANES, OWN, UnitDigits
+from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +88,7 @@ class PackDigits(KernelType):
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=16))
         out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
-        out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
+        out.append(n_rows_param(self.indirect))
         return tuple(out)
 
     def launch(self, target: Target) -> Launch:
@@ -127,12 +128,7 @@ class PackDigits(KernelType):
             b.without("load_gains")
         wait_for_producer(b, self.programmatic)
         with b.fragment("count", "how many rows there are, and whether this is one"):
-            if self.indirect:
-                count = b.reg("row_count", "s32")
-                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
-            else:
-                count = b.ld_param("n_rows")
-            count = b.op("max.s32", "rows_counted", count, 0)
+            count = rows_counted(b, self.indirect)
             exists = b.op("setp.lt.u32", "row_exists", row, count)
             first = b.op("sub.u32", "first_row", row, token)
             b.op("setp.lt.u32", "in_a_tile", first, count)
@@ -206,15 +202,14 @@ class PackDigits(KernelType):
         """x of a few bits, so that its sums of squares are the same in any order."""
         import numpy as np
 
-        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
         x = rng.integers(-24, 25, (sizes["rows"], self.dim)).astype(np.float32) / 8
-        return {"x": x, "n_rows": np.array([count], np.int32) if self.indirect else count}
+        return {"x": x, "n_rows": n_rows_given(sizes, self.indirect)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         """As the kernel rounds it, so that the bytes are the same."""
         import numpy as np
 
-        count = max(0, int(np.ravel(a["n_rows"])[0]))
+        count = rows_of(a)
         x = a["x"][:count]
         if self.norm:
             total = np.sum(x.astype(np.float64) ** 2, 1, keepdims=True).astype(np.float32)

@@ -26,6 +26,7 @@ from ptxgen.persistent.inputs import Inputs
 from ptxgen.persistent.plan import BATCH, BLOCK, THREADS, Plan, Product
 from ptxgen.persistent.rows import Rows
 from ptxgen.persistent.steps import Steps
+from ptxgen.products.example import drawn_weight
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,18 +200,11 @@ class PersistentStep(Fields):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        from ptxgen.weights.order import interleave
-
         kind, found = self.plan.kind, {}
         for index in range(self.plan.ops):
             product = self.plan.product(index)
-            packs = []
-            for _ in range(2 if product.gated else 1):
-                values = rng.standard_normal((product.rows, product.cols), np.float32) * product.cols**-0.5
-                packs.append(kind.pack(kind.quantise(values), product.rows, product.cols))
-            records = product.records(kind)
-            whole = interleave(packs[0], packs[1], records) if product.gated else packs[0]
-            found[self.op_params(index)[0]] = whole.reshape(len(packs) * records, -1)
+            parts = 2 if product.gated else 1
+            found[self.op_params(index)[0]] = drawn_weight(rng, kind, product.rows, product.cols, parts)
         at = sizes["position"] if sizes["position"] >= 0 else int(rng.integers(self.max_len))
         if self.embeds:
             table = rng.standard_normal((self.vocab, self.dim), np.float32)

@@ -17,11 +17,11 @@ from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import field
 from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products.columns import columns_of
+from ptxgen.products.example import drawn_weight, multiplied, normed
 from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
 from ptxgen.products.weighted import Weighted
 from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.order import separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,35 +168,15 @@ class Product(Weighted):
     # -- example and reference -----------------------------------------------------------------------------------------
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        import numpy as np
-
-        from ptxgen.weights.order import interleave
-
-        kind = self.kind
-        packed = []
-        for _ in range(self.parts):
-            values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
-            packed.append(kind.pack(kind.quantise(values), self.n, self.k))
-        records = kind.records(self.n)
-        whole = interleave(packed[0], packed[1], records) if self.gated else packed[0]
-        return {"weight": whole.reshape(self.parts * records, -1)}
+        return {"weight": drawn_weight(rng, self.kind, self.n, self.k, self.parts)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        kind, records = self.kind, self.kind.records(self.n)
-        packed = a["weight"].reshape(-1)
-        packs = separate(packed, records) if self.gated else (packed,)
         x = a["x"].astype(np.float64)
         if self.norm:
-            mean = np.mean(x**2, 1, keepdims=True)
-            x = x / np.sqrt(mean + self.eps) * (self.norm_offset + a["norm_weight"].astype(np.float64))
-        sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in packs]
-        y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
-        if self.activation:
-            y = activations.reference(self.activation, y)
-        if self.gated:
-            y = y * sums[1]
+            x = normed(x, self.eps, self.norm_offset, a["norm_weight"])
+        y = multiplied(self, x, a)
         if self.residual:
             y = y + a["out"].astype(np.float64)
         return {"out": y.astype(np.float32)}

@@ -15,7 +15,7 @@ from ptxgen.runtime.cuda.device import CudaDevice
 from tests.support.fake_cuda import Tensor, running_device, torch_on
 from tests.support.kv_oracle import Oracle
 from tests.tools.soak import soak
-from tests.tools.soak_lives import Sequence
+from tests.tools.soaked.sequence import Sequence
 
 
 @pytest.fixture(scope="module")

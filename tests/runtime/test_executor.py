@@ -13,7 +13,7 @@ from ptxgen.runtime import BatchedKvCache, Device, Executor
 from tests.support.kv_caches import KINDS, spoil
 from tests.support.kv_oracle import Oracle, attention
 from tests.tools.soak import soak
-from tests.tools.soak_lives import Sequence
+from tests.tools.soaked.sequence import Sequence
 
 RNG = np.random.default_rng(0)
 

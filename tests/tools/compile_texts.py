@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.assembler import assemble
 from ptxgen.errors import AssembleError
 from tests.evidence.compilers.case import CASES, TEXTS, VERSIONS, Case, versions
@@ -121,22 +122,22 @@ def _made(compiler: str, target: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield case.name, made
 
 
-def main(compilers: list[str]) -> int:
+def main(compilers: list[str]) -> None:
     """Writes the texts of these compilers, or of all."""
     import tests.evidence.compilers.all_cases  # noqa: F401
 
     TEXTS.mkdir(exist_ok=True)
     for compiler in compilers or _MAKERS:
+        version = _version(compiler)  # before anything is written: it says where there is none
         for target in ("sm_75", "sm_80", "sm_90"):
             found = dict(_made(compiler, target))
             data = lzma.compress(json.dumps(found, indent=0).encode(), preset=9 | lzma.PRESET_EXTREME)
             (TEXTS / f"{compiler}.{target}.json.xz").write_bytes(data)
             print(f"{compiler} {target}: {len(found)} texts, {len(data):,} bytes")
         known = versions() if VERSIONS.exists() else {}
-        known[compiler] = _version(compiler)
+        known[compiler] = version
         VERSIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    in_a_sentence(lambda: main(sys.argv[1:]))

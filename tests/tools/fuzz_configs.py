@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.errors import SpecError
 from tests.support.attention_oracle import compare, shape_of
 from tests.support.config_cases import CASES, LLAMA3, LONG, SHORT, SLIDING, YARN, Config
@@ -142,4 +143,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    in_a_sentence(lambda: sys.exit(main()))

@@ -37,6 +37,7 @@ TESTS = {
     "runtime/cpu/compile/entry_cache.py": _OBJECTS,
     "runtime/cpu/compile/support_objects.py": _OBJECTS,
     "runtime/core/arguments.py": _BIND,
+    "runtime/core/param_block.py": _BIND,
     "runtime/core/scalars.py": _BIND,
     "runtime/core/kernel.py": _BIND,
     "runtime/core/allocation.py": _BIND,
@@ -128,9 +129,11 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "runtime/cpu/compile/entry_cache.py": (
         ("VersionWarning, stacklevel=2", "2 → 3", "either is a line of the executor's own"),
     ),
-    "runtime/core/arguments.py": (
+    "runtime/core/param_block.py": (
         ("-(-size // 8), 1) + 15", "1 → 2", _MORE_MEMORY), ("-(-size // 8), 1) + 15", "15 → 16", _MORE_MEMORY),
         ("self._pointers = (", "1 → 2", _MORE_MEMORY),
+    ),
+    "runtime/core/arguments.py": (
         ("for b in found[:1]", "1 → 2", "a parameter keeps one buffer: an array of pointers stands for those it lists"),
     ),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.sentence import in_a_sentence
 from tests.support.attention_oracle import FAR, POSITIONS, drawn
 from tests.support.config_cases import CASES, Config
 
@@ -162,4 +163,4 @@ def main(only: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    in_a_sentence(lambda: main(sys.argv[1:]))

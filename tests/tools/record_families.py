@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.sentence import in_a_sentence
 from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 
 RECORD = Path(__file__).parents[1] / "data" / "families.npz"
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -15,6 +15,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from benchmarks.report.sentence import in_a_sentence
+
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "data" / "llama_cpp.json"
 MODELS = {kind: ROOT / "examples" / "models" / f"kjv-{kind}.gguf" for kind in ("f16", "q8_0")}
@@ -146,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

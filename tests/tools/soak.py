@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.tuning import Row, Table, using
-from tests.tools.soak_lives import LIVES
+from tests.tools.soaked import LIVES
 
 SLACK = 64 << 20  # bytes of the driver's free memory that come and go: lazily loaded code, launches deeper than before
 
@@ -142,4 +143,4 @@ def save(report: dict[str, Any], device: Device, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -40,6 +40,8 @@ def test_figures_are_kept_by_file_and_by_kernel_type() -> None:
         ("rope", "executor"): 1,
         ("cuda/gpu", "reference"): 1,
     }
+    figures.compare("x", np.full(4, np.nan, np.float32), np.ones(4, np.float32), np.inf)  # which judges nothing
+    assert len(figures.errors["cuda/gpu", "reference"]) == 1
     for when, outcome in (("setup", "passed"), ("call", "passed"), ("call", "failed"), ("setup", "skipped")):
         report = SimpleNamespace(nodeid="tests/cpu/test_a.py::test[1]", when=when, outcome=outcome, duration=0.5)
         figures.pytest_runtest_logreport(report)

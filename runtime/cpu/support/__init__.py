@@ -19,8 +19,9 @@ Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
-    "support.faults", "support.parking", "support.scheduler", "support.next_block", "support.access",
-    "support.load_store", "support.atomic", "support.transcendental", "support.float_extremes", "support.integer",
+    "support.faults", "support.parking", "support.scheduler", "support.next_block",
+    "support.watched_access", "support.load_store", "support.atomic", "support.transcendental",
+    "support.float_extremes", "support.integer",
     "support.convert", "support.warp", "support.matrix", "support.tiles", "support.cluster", "support.mbarrier",
     "support.async_copy", "support.bulk", "support.tensor_boxes", "support.tensor_copy", "support.wgmma",
     "support.printing",

@@ -17,7 +17,6 @@ from ptxgen.runtime.cpu.native.layout import WINDOW_SHIFT
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import (
     Access,
-    doubtful,
     lane_0,
     offset_of,
     one_by_one,
@@ -26,11 +25,8 @@ from ptxgen.runtime.cpu.support.access import (
     scattered,
     span,
     transpose,
-    watch_lane,
-    watch_one,
-    watch_run,
-    watch_scattered,
 )
+from ptxgen.runtime.cpu.support.watched_access import doubtful, watch_lane, watch_one, watch_run, watch_scattered
 
 _UNROLLED = 4  # lanes of a gather that one turn of its loop moves
 
