@@ -80,7 +80,7 @@ def graph_us(
 
 
 def measure(bound: Bound, run: Run, case: Mapping[str, Any], impl: str) -> None:
-    """The rows of a step."""
+    """Add the rows of a step: the end of each launch, then a row for each role of its ops."""
     whole = bound.us(bound.step.launches, 16, 5)
     ends = bound.ends()
     ops = bound.program.ops

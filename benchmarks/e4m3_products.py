@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.packed_products import BYTES, NODES, ROWS, SETTLE, as_time_allows
+from benchmarks.packed_products import BYTES, CHOICES, NODES, ROWS, SETTLE, as_time_allows, is_chosen
 from benchmarks.prepared import Made
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
@@ -164,7 +164,7 @@ def unpacked(tiles: Any, scales: Any, rows: int, cols: int) -> Any:
 
 def main(run: Run, given: argparse.Namespace) -> None:
     """As many cases as there is time for."""
-    chosen = list(cases())
+    chosen = [case for case in cases() if is_chosen(case, given)]
     random.shuffle(chosen)
     wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
     as_time_allows(run, chosen, wanted, measure, given.seconds)
@@ -220,7 +220,5 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(said)
 
 
-OPTIONS = (("--seconds", {"type": float, "default": 100.0, "help": "how long to measure"}),)
-
 if __name__ == "__main__":
-    command("products", __doc__, main, *OPTIONS, device=gpu, table=table, at_once=True)
+    command("products", __doc__, main, *CHOICES, device=gpu, table=table, at_once=True)

@@ -128,7 +128,7 @@ class Ours:
         measure(bound, self.ops, case_of(name, weights, batch, depth), impl)
 
     def read(self) -> None:
-        """Measure the floors."""
+        """Measure how long only reading takes, which later rows are compared with."""
         self.floors = floor_times()
         print({size: round(us, 1) for size, us in self.floors.items()}, flush=True)
 
@@ -175,7 +175,7 @@ def median_us(call: Callable[[], object], times: int) -> float:
 
 
 def floor_times() -> dict[int, float]:
-    """The read of some sizes alone."""
+    """Microseconds of only reading so many bytes, by size."""
     from benchmarks.peers.read_floor import Floor
 
     floor = Floor()

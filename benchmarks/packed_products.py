@@ -145,9 +145,15 @@ def floors(run: Run, wanted: Sequence[Case]) -> None:
         run.add(case, "floor", us=float(np.interp(nbytes, FLOORS, times)), bytes=nbytes)
 
 
+def is_chosen(case: Case, given: argparse.Namespace) -> bool:
+    """Whether its weights and its tokens are asked for."""
+    asked = ((given.weights, case["weights"]), (given.tokens, str(case["m"])))
+    return all(not some or value in some.split(",") for some, value in asked)
+
+
 def main(run: Run, given: argparse.Namespace) -> None:
     """As many cases as there is time for, those of bf16 first."""
-    chosen = [case for case in cases() if not given.weights or case["weights"] in given.weights.split(",")]
+    chosen = [case for case in cases() if is_chosen(case, given)]
     random.shuffle(chosen)
     chosen.sort(key=lambda case: case["weights"] != "bf16")
     wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
@@ -230,10 +236,11 @@ def ratios(rows: Sequence[dict[str, Any]]) -> str:
     return ", ".join(said)
 
 
-OPTIONS = (
+CHOICES = (
     ("--seconds", {"type": float, "default": 100.0, "help": "how long to measure"}),
     ("--weights", {"help": "only these formats, separated by commas"}),
+    ("--tokens", {"help": "only these numbers of tokens, separated by commas"}),
 )
 
 if __name__ == "__main__":
-    command("products", __doc__, main, *OPTIONS, device=gpu, table=table, at_once=True)
+    command("products", __doc__, main, *CHOICES, device=gpu, table=table, at_once=True)

@@ -234,7 +234,7 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     if not rows:
         return
     lines = [[*map(str, row["case"].values()), row["impl"], _figure(row, unit), row["commit"]] for row in rows]
-    yield "Measured since, without peers in the same run:\n"
+    yield "Measured since, in other runs:\n"
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
 
 

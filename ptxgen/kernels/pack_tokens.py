@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import bf16, e4m3, f16, f32, s32
+from ptxgen.dtypes import bf16, e4m3, f16, f32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import split
 from ptxgen.kernel import kernel_type
-from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.products.example import normed
+from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, PackedRows, Packing
 from ptxgen.products.wgmma.scaled_packing import RowPacking, ScaledPacking
@@ -91,7 +93,7 @@ class PackTokens(PackedRows):
             out.append(buffer("scales", f32, *scales, access="out", align=16))
         if self.by_row:
             out.append(buffer("sums", f16, *packed.sum_shape(self.dim, self.tokens), access="out", align=16))
-        out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
+        out.append(n_rows_param(self.indirect))
         return tuple(out)
 
     def launch(self, target: Target) -> Launch:
@@ -104,12 +106,7 @@ class PackTokens(PackedRows):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
         with b.fragment("count", "how many rows there are, and whether this is one"):
-            if self.indirect:
-                count = b.reg("row_count", "s32")
-                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
-            else:
-                count = b.ld_param("n_rows")
-            count = b.op("max.s32", "rows_counted", count, 0)
+            count = rows_counted(b, self.indirect)
             exists = b.op("setp.lt.u32", "row_exists", row, count)
             tile, token = split(b, "tile", "token", row, self.tokens)
             first = b.op("sub.u32", "first_row", row, token)
@@ -124,19 +121,15 @@ class PackTokens(PackedRows):
         return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        import numpy as np
-
-        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
-        return {"n_rows": np.array([count], np.int32) if self.indirect else count}
+        return {"n_rows": n_rows_given(sizes, self.indirect)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        count = max(0, int(np.ravel(a["n_rows"])[0]))
+        count = rows_of(a)
         x = a["x"][:count].astype(np.float64)
         if self.norm:
-            mean = np.mean(x**2, 1, keepdims=True)
-            x = x / np.sqrt(mean + self.eps) * (self.norm_offset + a["norm_weight"].astype(np.float64))
+            x = normed(x, self.eps, self.norm_offset, a["norm_weight"])
         out, tiles = np.array(a["out"]), -(-count // self.tokens)
         if self.by_row:
             found = packed.pack_by_row(x.astype(np.float32), self.tokens, self.digits)

@@ -98,7 +98,7 @@ class _Step(Products):
 
     # the model --------------------------------------------------------------------------------------------------------
     def make(self) -> None:
-        """All of it."""
+        """Say every op of the step, in order."""
         model, rows = self.model, self.rows
         vocab, dim = model.shape.vocab, model.dim
         x = self.scratch("x", dim)

@@ -17,7 +17,7 @@ class Written(Protocol):
 
     @property
     def spec(self) -> KernelType:
-        """What it is a kernel of."""
+        """The spec that it was generated from."""
 
     @property
     def target(self) -> Target:
@@ -33,7 +33,7 @@ class Written(Protocol):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """In the order of the entry's."""
+        """The entry's parameters, in order."""
 
     @property
     def launch(self) -> Launch:

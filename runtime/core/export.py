@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Exported(Protocol):
-    """A buffer."""
+    """What is asked of a buffer: `Buffer` has it."""
 
     allocation: Allocation
     shape: tuple[int, ...]
@@ -23,11 +23,11 @@ class Exported(Protocol):
 
     @property
     def device(self) -> DeviceBase:
-        """Whose memory it is."""
+        """The device whose memory it is."""
 
     @property
     def pointer(self) -> int:
-        """Where that begins."""
+        """Address of its first element."""
 
     @property
     def readonly(self) -> bool:

@@ -18,7 +18,7 @@ Job = Callable[[], None]
 
 
 class ImmediateEvent(Event):
-    """A time."""
+    """A point in time; work has run when it is submitted."""
 
     def __init__(self) -> None:
         self.seconds = time.perf_counter()
@@ -30,7 +30,7 @@ class ImmediateEvent(Event):
         """Nothing is ever pending."""
 
     def done(self) -> bool:
-        """Always."""
+        """True: nothing is ever pending."""
         return True
 
     def elapsed_us(self, earlier: Event) -> float:

@@ -24,7 +24,7 @@ class StepTime:
 
     @property
     def us(self) -> float:
-        """All of it."""
+        """Microseconds of the whole step."""
         return sum(self.parts.values())
 
     def __str__(self) -> str:

@@ -84,7 +84,7 @@ def coverage(launch: Launch, time_limit: float | None = None) -> Coverage:
 
 
 def of(name: str, counts: Counts) -> Coverage:
-    """What counts say."""
+    """The coverage that these counts mean."""
     made = []
     for one, (reached, ran) in zip(counts.instructions, counts.lanes().tolist(), strict=False):
         ways: tuple[tuple[str, bool], ...] = ()

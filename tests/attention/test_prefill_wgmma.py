@@ -225,6 +225,14 @@ def test_short_prompts_have_tiles_of_fewer_rows(tokens: int) -> None:
     assert taken.outputs["out"].shape[0] == tokens
 
 
+@pytest.mark.parametrize("tokens", [1000, 1024, 1100])
+def test_without_a_mask_tiles_have_fewer_rows_where_the_last_round_is_thin(tokens: int) -> None:
+    """Of 4 KV heads with groups of eight 1024 tokens are 172 items of 192 rows, or 256 of 128: two rounds of either."""
+    more: dict[str, Any] = {"head_dim": 64, "n_heads": 32, "n_kv_heads": 4, "causal": False}
+    assert "%rounds_of_fewer, %rounds_of_all" in generate(spec(**more), TARGET).text
+    attend("fast", {"n_tokens": tokens, "n_keys": 70}, **more)
+
+
 @needs_assembler
 @pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192])

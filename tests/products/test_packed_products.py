@@ -434,16 +434,73 @@ def test_it_is_for_sm_90a_alone() -> None:
 
 def test_the_first_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
     spec = PackedGemm(64, 1024, tokens=8, precision="fast", programmatic=True)
+    at = Geometry.of(spec)
     before, after = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)
-    assert before.count("@%has_record cp.async.bulk") == Geometry.of(spec).early > 0
-    assert "%brings_tokens" in after
+    assert before.count("@%elected cp.async.bulk") == at.early * at.records > 0
+    assert "[%tokens_from]" in after
+    assert "[%tokens_from]" not in before
 
 
 @pytest.mark.parametrize("indirect", [False, True])
 def test_with_many_tokens_only_where_their_number_is_known(indirect: bool) -> None:
     spec = PackedGemm(256, 1024, tokens=128, precision="fast", programmatic=True, indirect=indirect)
+    at = Geometry.of(spec)
     before = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)[0]
-    assert before.count("@%has_record cp.async.bulk") == (0 if indirect else Geometry.of(spec).early)
+    assert before.count("@%elected cp.async.bulk") == (0 if indirect else at.early * at.records)
+
+
+@pytest.mark.parametrize(
+    ("fields", "elects"),
+    [
+        ({"n": 128}, True),
+        ({"n": 140}, False),  # the last CTA's records past the last are the last
+        ({"n": 128, "weights": "q8_0"}, False),
+        ({"n": 128, "weights": "e4m3", "x_dtype": e4m3, "tile_rows": 128}, True),
+        ({"n": 128, "weights": "e4m3", "x_dtype": e4m3, "tile_rows": 64}, False),
+    ],
+)
+def test_one_lane_copies_records_that_lie_one_after_the_other(fields: dict[str, Any], elects: bool) -> None:
+    text = generate(PackedGemm(k=1024, tokens=128, precision="fast", **fields), WHERE).text
+    assert ("elect.sync" in text) == elects
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("fields", [{"tile_rows": 128}, {"tile_rows": 192, "tokens": 96}, {"k": 256}])
+def test_warpgroups_take_turns_where_each_has_one_product_a_stage(mode: str, fields: dict[str, Any]) -> None:
+    given = {"n": 384, "k": 1536, "tokens": 128, "weights": "e4m3_block", "split": 1, **fields}
+    spec = PackedGemm(**given, x_dtype=e4m3, precision="fast", out_dtype=bf16)
+    at = Geometry.of(spec)
+    assert at.turns
+    assert generate(spec, WHERE).text.count("bar.arrive %next_turn") == 2  # the first, and a stage's
+    tried(spec, mode, 150, 4e-2)
+
+
+def test_no_turns_where_a_warpgroup_has_several_products_a_stage() -> None:
+    for fields in ({"tokens": 256, "tile_rows": 128}, {"tokens": 128, "tile_rows": 64}):
+        spec = PackedGemm(384, 1536, "e4m3_block", x_dtype=e4m3, precision="fast", split=1, **fields)
+        assert not Geometry.of(spec).turns
+        assert "next_turn" not in generate(spec, WHERE).text
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("k", [1152, 1088, 128])
+def test_stages_of_one_warpgroup_are_long_where_the_table_says_so(mode: str, k: int) -> None:
+    spec = PackedGemm(128, k, tokens=128, tile_rows=64, split=1, share=1, precision="fast", out_dtype=bf16)
+    assert Geometry.of(spec).shape.tiles == (1 if k == 1088 else 2)  # 17 tiles of k are no pairs
+    tried(spec, mode, 150, FAST)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("count", "split", "each"), [(8, 4, 8), (16, 2, 8), (32, 8, 8), (96, 8, 16), (112, 4, 56), (192, 8, 24)]
+)
+def test_ctas_that_share_k_finish_whole_octets(mode: str, count: int, split: int, each: int) -> None:
+    spec = PackedGemm(
+        128, 1024, tokens=count, tile_rows=64, split=split, share=1, precision="fast", out_dtype=bf16, bias=True
+    )
+    at = Geometry.of(spec)
+    assert (at.out_tokens, at.takers) == (each, count // each)
+    tried(spec, mode, count + 3, FAST)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 -m tests.tools.tensor_parallel [--backend gloo] [--seconds 60] [FAMILY …]
 
-Needs accelerate, as `tp_plan` does, and pytest. Every process builds the same model with random weights, rank 0 saves it, and all
-load it with `tp_plan="auto"`. Exit 1: a token differs; or so many seconds have passed, and every process prints where
-it stands.
+Needs accelerate, as `tp_plan` does, and pytest. Every process builds the same model with random weights, rank 0 saves
+it, and all load it with `tp_plan="auto"`. Exit 1: a token differs; or so many seconds have passed, and every process
+prints where it stands.
 
 | there are | each process has | they speak by |
 | --- | --- | --- |

@@ -168,7 +168,7 @@ class Heads:
             convert.store_words(b, to, words)
 
     def _rounded(self, value: Reg) -> None:
-        """As the cache has it."""
+        """Round a value to the cache's type; part of an open fragment."""
         b, kind = self.b, self.plan.kv_dtype
         if kind.bytes == 2:
             word, other = convert.scratch(b, "rounded_word", "b32"), convert.scratch(b, "rounded_other", "f32")

@@ -35,7 +35,7 @@ class Attend(Scores):
     """Fragments; `templates/attention/persistent/attend.ptx.j2` places them."""
 
     def build(self) -> None:
-        """All of them."""
+        """All fragments of a layer's attention."""
         self._locate()
         self._take()
         self._rotate()

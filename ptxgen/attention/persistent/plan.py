@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def kv_dtype(self) -> DType:
-        """The cache's."""
+        """Element type of the cache."""
         return self.attention.problem.kv_dtype
 
     @property

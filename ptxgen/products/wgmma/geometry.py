@@ -22,6 +22,7 @@ KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
+OCTET = 8  # tokens of a group of accumulators
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
@@ -32,6 +33,9 @@ SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 # the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
 WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
 WIDE_TILE = 256
+# stages of two tiles of k for one warpgroup, of weights as they lie, with so many tokens: from, to how many CTAs that
+# take all rows; more of the time that it waits between parts is then hidden, and less of k is on its way
+LONG = {64: (65, PROCESSORS), 128: (1, 64)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 # tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
@@ -97,6 +101,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
     beside = groups == 1 and fits and many
+    if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
+        least, most = LONG.get(tokens, (0, 0))
+        if least <= -(-rows // tile_rows) * split <= most:
+            tiles, part = 2, 4
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
@@ -135,21 +143,31 @@ def _smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
     return replace(shape, groups=1) if shape.groups > 1 else None
 
 
-def _halves(spec: PackedProduct, shape: Shape) -> bool:
+def _halves(spec: PackedProduct) -> bool:
     """Whether results are 16-bit numbers that lanes store eight at a time."""
     if spec.packed_out:
-        return shape.split == 1 and spec.digits == 1
-    return shape.split == 1 and spec.out_dtype != f32 and spec.n % HALVES == 0
+        return spec.digits == 1
+    return spec.out_dtype != f32 and spec.n % HALVES == 0
+
+
+def share_of_tokens(tokens: int, split: int) -> int:
+    """Tokens that a CTA finishes of those that it shares k with: whole octets, as many in every CTA that has any."""
+    octets = tokens // OCTET
+    return OCTET * next(own for own in range(-(-octets // split), octets + 1) if octets % own == 0)
+
+
+def buffers(tokens: int, together: int) -> int:
+    """Of a warpgroup's results, in turn, where so many of its tokens are in shared memory together."""
+    return min(RESULT_BUFFERS, tokens // together)
 
 
 def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
-    """Tokens whose results are in shared memory together, and the bytes of them."""
-    if shape.split > 1:
-        return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
-    if _halves(spec, shape):
-        together = next((some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0), tokens)
-        return together, RESULT_BUFFERS * 2 * together * records * TILE_ROWS // spec.parts
-    together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
+    """Of so many tokens that a CTA finishes, those whose results are in shared memory together, and the bytes."""
+    if _halves(spec):
+        fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
+        together = next(fit, tokens if tokens % (2 * OCTET) == 0 else OCTET)
+        return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
+    together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
     )
@@ -205,10 +223,13 @@ class Geometry:
         scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
-            together, results = _results(spec, tokens, shape, records)
+            out_tokens = share_of_tokens(tokens, shape.split)
+            together, results = _results(spec, out_tokens, shape, records)
+            # that a CTA is sent, where the ring was
+            sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
             stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
-            least = max(FEWEST * stage, results) if shape.split > 1 else FEWEST * stage + results
+            least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
             smaller = _smaller(shape, spec)
             if room >= least or smaller is None:
                 break
@@ -217,12 +238,12 @@ class Geometry:
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
-        ring = room if shape.split > 1 else room - results  # which sums that others add up overwrite
+        ring = room if sums else room - results
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
-        halves = _halves(spec, shape)
+        halves = _halves(spec)
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
-            if tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= stages * stage:
+            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
                 together, results = more, bytes_of_more
                 break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
@@ -245,6 +266,13 @@ class Geometry:
     def sums(self) -> int:
         """Of a row, in registers of a warpgroup."""
         return self.tokens * self.shape.blocks + self.shorts * self.product_tokens
+
+    @property
+    def turns(self) -> bool:
+        """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
+        promotes its sums while the other's products run."""
+        alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
+        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
 
     @property
     def warps(self) -> int:
@@ -300,7 +328,23 @@ class Geometry:
         return max(1, PROCESSORS * self.shape.resident // self.shape.share)
 
     @property
+    def out_tokens(self) -> int:
+        """Tokens of a tile that a CTA finishes."""
+        return share_of_tokens(self.tokens, self.shape.split)
+
+    @property
+    def takers(self) -> int:
+        """CTAs, of those that share k, that finish tokens."""
+        return self.tokens // self.out_tokens
+
+    @property
+    def results_at(self) -> int:
+        """Where results lie in shared memory: behind the ring, or the sums of CTAs that share k in its place."""
+        if self.shape.split == 1:
+            return self.stages * self.stage_bytes
+        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
+
+    @property
     def shared(self) -> int:
         """Bytes of the ring and of the results."""
-        ring = self.stages * self.stage_bytes
-        return max(ring, self.result_bytes) if self.shape.split > 1 else ring + self.result_bytes
+        return max(self.stages * self.stage_bytes, self.results_at + self.result_bytes)

@@ -17,7 +17,7 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry
+from ptxgen.products.wgmma.geometry import OCTET, RESULT_BUFFERS, WARPS, Geometry, buffers
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 PIECE = 8  # outputs of 16 bytes
-OCTET = 8  # tokens of a group of accumulators
 THREADS = 32 * WARPS
 
 
@@ -52,12 +51,14 @@ class HalfResults:
     def build(self, tasks: Tasks) -> None:
         """All fragments."""
         b, at = self.b, self.at
+        self.takes = tasks.takes
         with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):
             self._begin(tasks.thread, tasks.lane, tasks.warp)
+            self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
             self._find(tasks.group, tasks.token_tile, tasks.count)
         rounds = []
-        for first in range(0, at.tokens, at.result_tokens):
+        for first in range(0, at.out_tokens, at.result_tokens):
             number = first // at.result_tokens
             with b.fragment(f"leave{number}", f"tokens {first} on: results to shared memory") as leave:
                 self._leave(first)
@@ -70,9 +71,9 @@ class HalfResults:
     def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
         b, at = self.b, self.at
         area = b.op("add.u32", "results_place", b.op("mov.u32", "ring_of_results", self.ring.memory),
-                    at.stages * at.stage_bytes)  # fmt: skip
+                    at.results_at)  # fmt: skip
         own_group = b.op("shr.u32", "own_group", warp, 2)
-        b.op("mad.lo.u32", area, own_group, RESULT_BUFFERS * self.buffer_bytes, area)
+        b.op("mad.lo.u32", area, own_group, buffers(at.out_tokens, at.result_tokens) * self.buffer_bytes, area)
         self.meeting = b.op("add.u32", "meeting", own_group, 1)
         b.note("lanes 0 to 7 name the places of tokens 0 to 7 in the first piece, the next eight in the second")
         token = b.op("and.b32", "left_token", lane, 7)
@@ -111,13 +112,15 @@ class HalfResults:
 
     def _find(self, group: Reg, token_tile: Reg, count: Reg) -> None:
         b, spec, at = self.b, self.spec, self.at
-        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.token)
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.own_token)
         column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows, self.column)
         self._find_place(token_tile, row, column)
         b.op("sub.s32", self.left, count, row)
         inside = self.inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
         if self.at_once > at.result_tokens:
             b.op("setp.lt.and.u32", inside, self.token, at.result_tokens, inside)
+        if self.takes is not None:
+            b.op("and.pred", inside, inside, self.takes)
         b.op("selp.s32", self.left, self.left, 0, inside)
         if self.bias is not None:
             row = b.op("mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows, self.bias_row)
@@ -140,7 +143,7 @@ class HalfResults:
 
     def _leave(self, first: int) -> None:
         b, at = self.b, self.at
-        step = min(2 * OCTET, at.result_tokens)
+        step = OCTET if at.result_tokens % (2 * OCTET) else 2 * OCTET
         words = self.words[: step // 4]
         for token in range(first, first + at.result_tokens, step):
             for block in range(self.blocks):
@@ -174,7 +177,7 @@ class HalfResults:
             b.op("setp.gt.s32", self.stores, self.left, first + load * self.at_once)
             self._store(piece)
             passed = self.at_once if load + 1 < self.loads else at.result_tokens - load * self.at_once
-            if first + at.result_tokens < at.tokens or load + 1 < self.loads:
+            if first + at.result_tokens < at.out_tokens or load + 1 < self.loads:
                 b.op("add.u64", self.to, self.to, self.row_bytes * passed)
 
     def _load(self, piece: Sequence[Reg], offset: int) -> None:
@@ -212,7 +215,7 @@ class HalfTiles(HalfResults):
         b.op("mad.wide.u32", self.to, token_tile, packed.blocks(self.spec.n) * self.block_bytes, self.out)
         place = b.op("shr.u32", convert.scratch(b, "out_block", "u32"), column, 6)
         b.op("mad.wide.u32", self.to, place, self.block_bytes, self.to)
-        b.op("mad.wide.u32", self.to, self.token, packed.ROW_BYTES, self.to)
+        b.op("mad.wide.u32", self.to, self.own_token, packed.ROW_BYTES, self.to)
         turned = b.op("and.b32", convert.scratch(b, "out_turned", "u32"), self.token, packed.GROUP - 1)
         b.op("bfe.u32", place, column, 3, 3)
         b.op("xor.b32", place, place, turned)

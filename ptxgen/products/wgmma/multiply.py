@@ -7,9 +7,9 @@ turns: while the products of one part run, the next part's weights are read and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ptxgen.builder import Builder, Fragment
+from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
@@ -41,13 +41,23 @@ class Part(NamedTuple):
     chunks: range
 
 
+class Turns(NamedTuple):
+    """Named barriers of this warpgroup's turn and of the next one's, the threads of both, and which passes the first
+    turn on."""
+
+    mine: Reg
+    next: Reg
+    threads: int
+    is_last: Reg
+
+
 class Multiplier:
     """Fragments `begin_products`, `begin_scales`, `begin_sums`, `ask_scales`, `poll_full`, `find_stage`, `part0` …
     `part<n>`, `release`, `multiplied`, `drain`, `scale_sums`."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
-        self.straight = spec.scaled or (isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype)
+        self.straight = spec.straight
         exact = self.exact = at.exact
         self.digits = self._digits()
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
@@ -67,6 +77,7 @@ class Multiplier:
             self.values = b.array("weight_value", "f32", 2 * OWN)
         self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
         self.parts = list(self._parts())
+        self.turns: Turns | None = None  # where warpgroups take turns at issuing products
 
     def _digits(self) -> int:
         """Numbers that a weight becomes."""
@@ -89,7 +100,7 @@ class Multiplier:
         b, at, ring = self.b, self.at, self.ring
         warp, group, weight, first_step = tasks.warp, tasks.group, tasks.weight, tasks.first_step
         lane: Reg = tasks.lane
-        self.lane, self.token_tile = lane, tasks.token_tile
+        self.lane, self.warp, self.token_tile = lane, warp, tasks.token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
@@ -143,9 +154,9 @@ class Multiplier:
             b.op("wgmma.wait_group.sync.aligned", 0)
             self._arrive(arrives)
         self._outside()
-        b.expose(part_fragments=fragments)
+        b.expose(part_fragments=fragments, turns=self.turns)
 
-    def _stage(self) -> Iterator[Fragment]:
+    def _stage(self) -> Iterator[Any]:
         """What is done with a stage; the stage before has been read when the first of the fragments ends."""
         for index, part in enumerate(self.parts):
             what = f"tile {part.tile}, block {part.block}, chunks {part.chunks[0]} on"

@@ -7,6 +7,7 @@ from ptxgen.kernel import field, kernel_base
 from ptxgen.products.weighted import Weighted
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.weights.e4m3 import BLOCK, E4m3
+from ptxgen.weights.f16 import Half
 
 
 @kernel_base
@@ -71,6 +72,11 @@ class PackedProduct(Weighted):
     def by_block(self) -> bool:
         """Whether they have a scale for every block of 128 columns."""
         return self.scaled and isinstance(self.kind, E4m3) and self.kind.per == "block"
+
+    @property
+    def straight(self) -> bool:
+        """Whether weights are multiplied as they lie in memory."""
+        return self.scaled or (isinstance(self.kind, Half) and self.kind.dtype == self.x_dtype)
 
     @property
     def promotes(self) -> bool:

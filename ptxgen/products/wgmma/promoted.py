@@ -14,12 +14,14 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.multiply import PER_CHUNK, Part
+from ptxgen.products.wgmma.geometry import WARPS, Geometry
+from ptxgen.products.wgmma.multiply import PER_CHUNK, Part, Turns
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+
+FIRST_TURN = 4  # named barriers from here on; those before are of results
 
 
 class Unit(NamedTuple):
@@ -31,6 +33,14 @@ class Unit(NamedTuple):
     first: int
 
 
+class Turn(NamedTuple):
+    """A unit's fragments where warpgroups take turns at issuing products: before them, they, and behind them."""
+
+    before: Fragment
+    products: Fragment
+    behind: Fragment
+
+
 class PromotedMultiplier(ScaledMultiplier):
     """The same fragments, for `PackedProduct.promoted`."""
 
@@ -40,8 +50,9 @@ class PromotedMultiplier(ScaledMultiplier):
         if spec.by_block:
             # asked for before the stage is waited for: one for each of its tiles and blocks of rows
             self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
-            # of one half of a product's tokens after the other
-            self.half = -(-at.product_tokens // (2 * OCTET)) * OCTET
+            # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
+            # their turn anyway
+            self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * OCTET)) * OCTET
             self.factors = b.array("factor", "f32", self.half // 4)
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
@@ -52,12 +63,14 @@ class PromotedMultiplier(ScaledMultiplier):
         names = ("even", "odd")[: self.at.fragment_sets]
         return [self.b.array(name, "b32", PER_CHUNK * self.spec.chunks) for name in names]
 
-    def _stage(self) -> Iterator[Fragment]:
+    def _stage(self) -> Iterator[Fragment | Turn]:
         b = self.b
+        if self.at.turns:
+            yield self._turn(*self.units)
+            return
         pending: Unit | None = None
         for unit in self.units:
-            what = f"tile {unit.tile}, block {unit.block}, tokens {unit.first} on"
-            with b.fragment(f"part{unit.number}", what) as fragment:
+            with b.fragment(f"part{unit.number}", self._named(unit)) as fragment:
                 if unit.first == 0:
                     if pending is not None and len(self.sets) == 1:
                         b.op("wgmma.wait_group.sync.aligned", 0, note="they read the fragments of A")
@@ -72,6 +85,20 @@ class PromotedMultiplier(ScaledMultiplier):
                 if unit is self.units[-1]:
                     self._promote(unit, 0)
             yield fragment
+
+    def _turn(self, unit: Unit) -> Turn:
+        b = self.b
+        with b.fragment("before_turn", self._named(unit)) as before:
+            self._read_straight(self._part_of(unit), self._set(unit))
+        with b.fragment("products") as products:
+            self._multiply(unit)
+            b.op("wgmma.wait_group.sync.aligned", 1, note="the next warpgroup's products follow the last of these")
+        with b.fragment("promote") as behind:
+            self._promote(unit, 0)
+        return Turn(before, products, behind)
+
+    def _named(self, unit: Unit) -> str:
+        return f"tile {unit.tile}, block {unit.block}, tokens {unit.first} on"
 
     def _part_of(self, unit: Unit) -> Part:
         return Part(unit.tile, unit.block, range(self.spec.chunks))
@@ -89,6 +116,8 @@ class PromotedMultiplier(ScaledMultiplier):
         for chunk in self._part_of(unit).chunks:
             self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
             own = self._set(unit)[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
+            if self.at.turns and chunk == self.spec.chunks - 1:
+                b.op("wgmma.commit_group.sync.aligned")
             b.op(self.product, self._short(unit).regs, own, self.descriptor, int(chunk > 0), 1, 1)
         b.op("wgmma.commit_group.sync.aligned")
 
@@ -130,6 +159,13 @@ class PromotedMultiplier(ScaledMultiplier):
 
     def _begin(self, base: Reg) -> None:
         b, at = self.b, self.at
+        if at.turns:
+            mine = b.op("shr.u32", "my_turn", self.warp, WARPS.bit_length() - 1)
+            b.op("add.u32", mine, mine, FIRST_TURN)
+            after = b.op("add.u32", "next_turn", mine, 1)
+            last = b.op("setp.eq.u32", "is_last_group", mine, FIRST_TURN + at.shape.groups - 1)
+            b.op("selp.b32", after, FIRST_TURN, after, last)
+            self.turns = Turns(mine, after, 2 * 32 * WARPS, last)
         if self.spec.by_block:
             own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
             b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)

@@ -26,13 +26,15 @@ class Tasks:
 
     `thread`, `lane`, `warp`; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
-    of it; `count`: tokens in all; `has_tile`: whether the CTA has a first tile.
+    of it; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in all;
+    `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.share_rank: Reg | None = None
         self.split_rank: Reg | None = None
+        self.takes: Reg | None = None
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
         self.clusters = at.row_groups // at.shape.share  # that take all rows
@@ -78,6 +80,15 @@ class Tasks:
         steps = self.steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
         b.op("div.u32", steps, steps, at.shape.split)
         b.op("sub.u32", steps, steps, first)
+        if at.takers < at.shape.split:
+            self.takes = b.op("setp.lt.u32", "takes_tokens", rank, at.takers)
+
+    def own_token(self, token: Reg, each: int) -> Reg:
+        """Of the tile, a token of those that this CTA finishes, `each` as many; part of an open fragment."""
+        if self.split_rank is None:
+            return token
+        own: Reg = self.b.op("mad.lo.u32", "own_token", self.split_rank, each, token)
+        return own
 
     def _own_group(self) -> None:
         """Rows of the CTA, of those of the cluster."""

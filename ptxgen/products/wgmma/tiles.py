@@ -1,7 +1,8 @@
 """Which tile is likely the fastest for a matrix and a number of tokens: cycles as they were measured on an H200.
 
-What limits a stage is mostly shared memory: it takes the stage's bytes, and gives weights once, and tokens once for
-every 64 rows of weights. 128 rows by 256 tokens are as long in the tensor cores as there; smaller tiles are not.
+Of 16-bit weights as they lie a stage takes what its products take, where one warpgroup's are not too short to hide what
+stands between them. The others were fitted to times with shared memory as the limit: it takes the stage's bytes, and
+gives weights once, and tokens once for every 64 rows of weights.
 """
 
 from __future__ import annotations
@@ -33,13 +34,22 @@ CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room f
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
 ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
+# The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
+PACE, LONG_PACE = {1: 365, 2: 490, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
+BEYOND = 34  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
+START, BETWEEN, WRITING = 4700, 1100, 2700  # to the first stage; of a tile; of a large tile's results of 16 bits
+SENDING, SENT = {1: 0, 2: 2600, 4: 4000, 8: 9000}, {1: 0, 2: 7000, 4: 7000, 8: 7000}  # sums to others: of any, of large
+SHARED_PLAIN = 0.995  # what remains of a stage's where tokens are shared
+MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
 LARGE = 128 * 256  # sums of a large tile
 SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
 OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    64: ((64, 128, 256), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)), 256: ((64, 128), (1, 2)),
+    64: ((64, 128, 256), (1,)), 112: ((128,), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)),
+    256: ((64, 128), (1, 2)),
 }  # fmt: skip
+WHOLE_K = 112  # tokens with which no k is shared
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
 
 
@@ -66,6 +76,8 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
         tried = {count: tried.get(count, OF_FEW) for count in counts}
     each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
     for count, tile_rows, split, share in each:
+        if count == WHOLE_K and split > 1:
+            continue
         if few and split > 1 and (tile_rows == 192 or (split == 8 and tile_rows == 64)):
             continue
         try:
@@ -87,6 +99,8 @@ def _plain(fields: dict[str, Any]) -> bool:
 def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
+    if isinstance(kind, Half) and spec.straight and spec.precision == "fast" and spec.tokens > MOST_ROWS_FIRST:
+        return _read_too(spec, _plain_cycles(spec, at, rows))
     shape = at.shape
     tile_rows = 64 * shape.groups * shape.blocks
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
@@ -114,8 +128,30 @@ def cycles(spec: PackedProduct, rows: int) -> float:
         whole += ADDING[shape.split] + SUMS * large
     if shape.share > 1:
         whole += MEETING
-    memory = spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS
+    return _read_too(spec, whole)
+
+
+def _read_too(spec: PackedProduct, whole: float) -> float:
+    """What it takes where weights come from memory meanwhile."""
+    memory = spec.parts * spec.kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS
     return max(whole, memory) + BESIDE * min(whole, memory)
+
+
+def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
+    """Without the read: of 16-bit weights as they lie."""
+    shape = at.shape
+    tile_rows, size = 64 * shape.groups * shape.blocks, shape.split * shape.share
+    large = tile_rows * at.tokens / LARGE
+    pace = LONG_PACE if shape.groups == 1 and shape.tiles == 2 else PACE[shape.groups]
+    step = max(tile_rows * at.tokens * COLUMNS / TENSOR + max(0, BEYOND * (1 - large)), pace)
+    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
+    beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
+    turns = -(-clusters // (CLUSTERS[size] * shape.resident))
+    steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
+    step *= beside * (SHARED_PLAIN if shape.share > 1 else 1) * (MORE_POWER if shape.groups > 2 and turns > 1 else 1)
+    tile = steps * step + BETWEEN + WRITING * large * spec.out_dtype.bytes / 2
+    sharing = MEETING if shape.share > 1 else 0
+    return turns * tile + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
 
 
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:

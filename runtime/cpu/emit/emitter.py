@@ -39,7 +39,7 @@ class Emitter(Jumps):
         """An instruction is about to be emitted."""
 
     def after(self, op: Op) -> None:
-        """It has been."""
+        """An instruction has been emitted."""
 
     def _emit_block(self, block: Block) -> None:
         c = self.c

@@ -19,6 +19,7 @@ from ptxgen.idioms.division import divide, remainder
 
 WHOLE = 24 << 20  # bytes of K and V of all heads that the L2 cache may hold at once
 SECTION = 17 << 20  # bytes of a section, where there are several
+LEAST_GAIN = 4, 5  # of rows in all rounds of a CTA, below which fewer warpgroups, which hide less, are not worth it
 
 
 class Items(Rows):
@@ -69,19 +70,35 @@ class Items(Rows):
 
     def _take_part(self) -> None:
         """How many warpgroups take part, and the rows of a tile; part of an open fragment."""
-        b, groups = self.b, self.tile.warpgroups
+        b, groups, heads = self.b, self.tile.warpgroups, self.problem.n_kv_heads
         if groups > FEWEST:
             b.note("where a CTA for each multiprocessor is enough, tiles of fewer rows, of fewer warpgroups")
         self.active = b.op("mov.u32", "active_groups", groups)
         self.tile_rows = b.op("mov.u32", b.reg("tile_rows", "s32"), self.rows)
+        shares = groups > FEWEST and not self.variant.causal
+        if shares:
+            b.note("or where all items take as long, and the last round of larger ones is thin")
+            longest = self._rounds("rounds_of_all", self.row_tiles, groups * LEAST_GAIN[0])
         for count in range(groups - 1, FEWEST - 1, -1):
             rows = ROWS * count
             fewer = b.op("add.s32", scratch(b, "small_tiles", "s32"), self.n_rows, rows - 1)
             divide(b, "small_tiles", fewer, rows)
-            fits = b.op("setp.le.s32", scratch(b, "small_fits", "pred"), fewer, CHIP_SMS // self.problem.n_kv_heads)
+            fits = b.op("setp.le.s32", scratch(b, "small_fits", "pred"), fewer, CHIP_SMS // heads)
+            if shares:
+                shorter = self._rounds("rounds_of_fewer", fewer, count * LEAST_GAIN[1])
+                b.op("setp.le.or.s32", fits, shorter, longest, fits)
             b.op("selp.b32", self.row_tiles, fewer, self.row_tiles, fits)
             b.op("selp.b32", self.tile_rows, rows, self.tile_rows, fits)
             b.op("selp.b32", self.active, count, self.active, fits)
+
+    def _rounds(self, name: str, row_tiles: Reg, times: int) -> Reg:
+        """In how many rounds CTAs take so many tiles of rows of each head, times a number; part of an open fragment."""
+        b = self.b
+        items = b.op("mul.lo.s32", scratch(b, name, "s32"), row_tiles, self.problem.n_kv_heads)
+        b.op("add.s32", items, items, CHIP_SMS - 1)
+        rounds = divide(b, name, items, CHIP_SMS)
+        b.op("mul.lo.s32", rounds, rounds, times)
+        return rounds
 
     def _pair(self) -> None:
         """Whether two warpgroups have tiles of their own; part of an open fragment."""

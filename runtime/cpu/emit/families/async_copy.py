@@ -166,7 +166,7 @@ def bulk_wait(e: Emitter, op: Op) -> None:
 
 @emits("cp.async.bulk.prefetch", outputs=0)
 def bulk_prefetch(e: Emitter, op: Op) -> None:
-    """A hint."""
+    """A hint: nothing to do."""
 
 
 # -- st.async and red.async --------------------------------------------------------------------------------------------

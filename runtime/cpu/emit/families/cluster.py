@@ -75,4 +75,4 @@ def grid_dependency(e: Emitter, op: Op) -> None:
 
 @emits("setmaxnreg", outputs=0)
 def nothing(e: Emitter, op: Op) -> None:
-    """Registers are plenty."""
+    """Nothing to do: the executor has registers enough."""

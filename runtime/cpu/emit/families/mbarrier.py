@@ -71,7 +71,7 @@ def init(e: Emitter, op: Op) -> None:
 
 @emits("mbarrier.inval", outputs=0)
 def invalidate(e: Emitter, op: Op) -> None:
-    """The memory is memory again."""
+    """The mbarrier is gone, and its bytes may hold anything."""
     places = _place(e, op, op.operands[0])
     each_lane(e, [(places, "i64")], f"call void @mbarrier.inval(ptr %w, i32 {e.new_site(_REMARK)}, ARGS)")
 

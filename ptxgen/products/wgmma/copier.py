@@ -1,0 +1,104 @@
+"""The warp that copies weights and tokens of every stage into the ring: what is the same however it does so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+class Copier:
+    """Fragments `begin_copies`, `early_weights`, `early_tokens`, `find_sources`, `poll_empty`, `copy`: the copying
+    warp."""
+
+    is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
+    goes: Reg | None = None  # whether they were, where that is not so of all CTAs
+
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, early: int, has_tile: Reg | None
+    ) -> None:
+        """`early`: stages whose weights are asked for before there are tokens; `has_tile`: whether the CTA has any,
+        where that is known by then."""
+        self.b, self.spec, self.at, self.ring, self.early, self.has_tile = b, spec, at, ring, early, has_tile
+
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
+        b, at, ring = self.b, self.at, self.ring
+        self.tasks = tasks
+        self._declare()
+        self.source, target = b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
+        self.total = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes  # of a stage
+        with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
+            ring.begin(copies=True)
+            self._begin()
+        if self.early:
+            with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
+                self._bring_early()
+        else:
+            b.without("early_weights")
+        if self.early and self.has_tile is not None:
+            with b.fragment("early_tokens", "the tokens of the stages whose weights are on their way"):
+                self._early_tokens()
+        else:
+            b.without("early_tokens")
+        with b.fragment("find_sources", "where the tile's weights and tokens begin"):
+            self._find_sources()
+            left = b.op("mov.u32", "copied_steps", tasks.steps)
+            more = b.op("setp.ne.u32", "copies_more", left, 0)
+            if self.is_first is not None:
+                self._bring_tokens(self.is_first)
+                b.op("sub.u32", left, left, self.early, pred=self.is_first)
+                b.op("setp.ne.u32", self.is_first, 0, 0)
+                b.op("setp.ne.u32", more, left, 0)
+        with b.fragment("poll_empty"):
+            b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
+        with b.fragment("copy", "bring a stage"):
+            self._bring_stage(target)
+            b.op("sub.u32", left, left, 1)
+            b.op("setp.ne.u32", more, left, 0)
+
+    def _declare(self) -> None:
+        """Registers that come first."""
+
+    def _begin(self) -> None:
+        """What is the same for all tiles."""
+        raise NotImplementedError
+
+    def _bring_early(self) -> None:
+        """Weights of the first stages, and nothing where a tile has fewer stages."""
+        raise NotImplementedError
+
+    def _early_tokens(self) -> None:
+        """The tokens, and scales, of these stages, where the first tile is known by then."""
+        raise NotImplementedError
+
+    def _find_sources(self) -> None:
+        """Where the first stage's bytes begin."""
+        raise NotImplementedError
+
+    def _bring_tokens(self, is_first: Reg) -> None:
+        """The tokens, and scales, of the stages whose weights are on their way."""
+        raise NotImplementedError
+
+    def _bring_stage(self, target: Reg) -> None:
+        """Copies to the ring's stage, and on to the next."""
+        raise NotImplementedError
+
+    def _every(self) -> Reg:
+        """The mask of the CTAs that share the tokens."""
+        b, tasks, share = self.b, self.tasks, self.at.shape.share
+        every: Reg = b.op("mov.u16", "every_cta", (1 << share) - 1)
+        if tasks.split_rank is not None:
+            shift = b.op("mul.lo.u32", "first_of_cluster", tasks.split_rank, share)
+            b.op("shl.b16", every, every, shift)
+        return every

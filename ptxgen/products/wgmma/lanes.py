@@ -1,0 +1,172 @@
+"""The copying warp where each lane brings something: lane i record i of the CTA, the lane after them the tokens.
+
+Each source is contiguous from stage to stage. Where tokens have scales for each block, a lane between brings these. It
+is for matrices whose last CTA does not have all its records: those past the last are the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxgen.builder.values import SINK, Reg
+from ptxgen.idioms.convert import scratch
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.copier import COPY, MULTICAST, Copier
+from ptxgen.products.wgmma.ring import BELL
+
+
+@dataclass
+class Source:
+    """What a lane brings of every stage: a record of weights, a part of the tokens, or the tokens' scales.
+
+    `size`: bytes of a copy; `step`: from a stage's to the next one's in global memory; `place`: in the first stage;
+    `copies`: whether the lane brings something to its own CTA; `for_tokens`, `for_scales`, `for_all`: whether that is
+    tokens, scales, or tokens for every CTA of `every`.
+    """
+
+    size: Reg
+    step: Reg
+    place: Reg
+    copies: Reg
+    for_tokens: Reg
+    x: Reg
+    for_scales: Reg | None = None
+    x_scales: Reg | None = None
+    for_all: Reg | None = None
+    every: Reg | None = None
+
+
+class LaneCopier(Copier):
+    """The copying warp where each lane brings a record, one the tokens and one their scales; records past the last are
+    the last."""
+
+    def _declare(self) -> None:
+        self.size = self.b.reg("copy_bytes", "u32")
+
+    def _begin(self) -> None:
+        self.of = self._of_lane(self.size)
+
+    def _of_lane(self, size: Reg) -> Source:
+        """What this lane copies, how much of it, and to where in a stage."""
+        b, at, lane, share = self.b, self.at, self.tasks.lane, self.at.shape.share
+        scaled = bool(self.spec.beside)
+        copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
+        for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
+        self.leads = b.op("setp.eq.u32", "leads", lane, 0)
+        b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
+        step = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
+        for_scales = x_scales = None
+        if scaled:  # its place is that of a record after the last
+            for_scales = b.op("setp.eq.u32", "copies_scales", lane, at.records)
+            b.op("selp.u32", size, at.scale_bytes, size, for_scales)
+            if share > 1:
+                b.op("selp.u32", step, at.scale_bytes, step, for_scales)
+            x_scales = b.ld_param(self.spec.beside)
+        place = b.op("mov.u32", "copy_place", self.ring.memory)
+        own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
+        b.op("add.u32", own, own, at.token_bytes)
+        for_all, every = self._of_all(place, copies, for_tokens) if share > 1 else (None, None)
+        b.op("selp.u32", place, place, own, for_tokens)
+        x = b.ld_param("x")
+        return Source(size, step, place, copies, for_tokens, x, for_scales, x_scales, for_all, every)
+
+    def _of_all(self, place: Reg, copies: Reg, for_tokens: Reg) -> tuple[Reg, Reg]:
+        """A CTA's part of the tokens goes to all that share them: whether this lane brings it, and the CTAs' mask."""
+        b, at, tasks, share = self.b, self.at, self.tasks, self.at.shape.share
+        own_part = b.op("mul.lo.u32", "own_part", tasks.share_rank, at.token_bytes // share)
+        b.op("add.u32", place, place, own_part)
+        for_all = b.op("and.pred", "copies_for_all", copies, for_tokens)
+        b.op("setp.lt.u32", copies, tasks.lane, at.records + bool(self.spec.beside))
+        return for_all, self._every()
+
+    def _bring_early(self) -> None:
+        b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
+        if self.has_tile is not None:
+            self._find_sources()
+        else:
+            self._find_record()
+            if self.tasks.first_step is not None:
+                b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
+        leads, goes = self.leads, self.has_tile
+        if goes is not None and isinstance(steps, Reg):
+            goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
+        if goes is not None:
+            leads = b.op("and.pred", "leads_early", leads, goes)
+        for stage in range(early):
+            bell = ring.full_bells[BELL * stage]
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=leads)
+        has_record = b.op("setp.lt.u32", "has_record", self.tasks.lane, at.records)
+        if goes is not None:
+            b.op("and.pred", has_record, has_record, goes)
+        self._bring_each(at.tile_bytes, has_record)
+        self.goes = goes
+        ring.skip(early, goes if self.spec.stream else None)
+        if goes is not None and self.spec.stream:
+            self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
+        else:
+            self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+
+    def _find_sources(self) -> None:
+        of = self.of
+        b, spec, at, tasks, source = self.b, self.spec, self.at, self.tasks, self.source
+        share = at.shape.share
+        self._find_record()
+        of_tile = packed.blocks(spec.k, spec.x_dtype) * spec.digits * at.tokens * packed.ROW_BYTES
+        tokens_at = b.op("mad.wide.u32", scratch(b, "tokens_at", "u64"), tasks.token_tile, of_tile, of.x)
+        if share > 1:
+            b.op("mad.wide.u32", tokens_at, tasks.share_rank, at.token_bytes // share, tokens_at)
+        b.op("selp.b64", source, tokens_at, source, of.for_tokens)
+        if of.for_scales is not None:
+            scales_of_tile = packed.blocks(spec.k) * packed.COLUMNS // spec.kind.tile_k * at.tokens * spec.beside_bytes
+            b.op("mad.wide.u32", tokens_at, tasks.token_tile, scales_of_tile, of.x_scales)
+            b.op("selp.b64", source, tokens_at, source, of.for_scales)
+        if tasks.first_step is not None:
+            b.op("mad.wide.u32", source, tasks.first_step, of.step, source)
+
+    def _early_tokens(self) -> None:
+        assert self.goes is not None
+        self._first_tokens(self.goes)
+
+    def _bring_tokens(self, is_first: Reg) -> None:
+        b, of = self.b, self.of
+        if self.has_tile is None:
+            b.note("the tokens of the stages whose weights are on their way")
+            self._first_tokens(is_first)
+        done = b.op("mul.wide.u32", "early_bytes", of.step, self.early)
+        b.op("add.u64", self.source, self.source, done, pred=is_first)
+
+    def _first_tokens(self, pred: Reg) -> None:
+        """Those, and their scales, of the stages whose weights are on their way."""
+        b, at, of = self.b, self.at, self.of
+        brings = b.op("and.pred", "brings_tokens", pred, of.for_tokens)
+        self._bring_each(at.token_bytes, brings, of.every)
+        if of.for_scales is not None:
+            brings = b.op("and.pred", "brings_scales", pred, of.for_scales)
+            self._bring_each(at.scale_bytes, brings)
+
+    def _bring_each(self, bytes: int, pred: Reg, every: Reg | None = None) -> None:
+        """A copy to each of the first stages, of sources so many bytes apart; to `every` CTA where that is said."""
+        of = self.of
+        opcode, to = (COPY, ()) if every is None else (MULTICAST, (every,))
+        for stage in range(self.early):
+            place, bell = of.place[stage * self.at.stage_bytes], self.ring.full_bells[BELL * stage]
+            self.b.op(opcode, place, self.source[stage * bytes], of.size, bell, *to, pred=pred)
+
+    def _bring_stage(self, target: Reg) -> None:
+        b, ring, source, of = self.b, self.ring, self.source, self.of
+        b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=self.leads)
+        b.op("add.u32", target, of.place, ring.offset)
+        b.op(COPY, target[0], source[0], of.size, ring.full[0], pred=of.copies)
+        if of.for_all is not None:
+            b.op(MULTICAST, target[0], source[0], of.size, ring.full[0], of.every, pred=of.for_all)
+        step = b.op("cvt.u64.u32", "copy_advance", of.step)
+        b.op("add.u64", source, source, step)
+        ring.turn()
+
+    def _find_record(self) -> None:
+        """Where this lane's record begins."""
+        b, spec, tasks = self.b, self.spec, self.tasks
+        record = b.op("mad.lo.u32", scratch(b, "copied_record", "u32"), tasks.group, self.at.records, tasks.lane)
+        b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
+        b.op("mad.wide.u32", self.source, record, spec.kind.record_bytes(spec.k), tasks.weight)
