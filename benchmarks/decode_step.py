@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.our_steps import DEPTHS, FIRST, MORE, Ours, batch_at, case_of, chosen  # noqa: F401
+from benchmarks.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.schedule import Task, work_off

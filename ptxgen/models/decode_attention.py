@@ -1,0 +1,208 @@
+"""The attention of a step: q, k and v, rotation, append, attention over the cache; positions and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
+from ptxgen.models.attention import Attention
+from ptxgen.models.caches import CacheForm
+from ptxgen.models.products import QKV, STACK, Products
+from ptxgen.models.program import Ref
+from ptxgen.scales import scale_groups
+from ptxgen.spec.cache_fields import PAGE_LAYOUTS
+
+MANY_KEYS = 8192  # elements of a position of all sequences: 8 of llama-3-8b, 32 of TinyLlama 1.1B or Qwen2.5 1.5B
+
+
+@dataclass(kw_only=True)
+class AttentionOfStep(Products):
+    """What a step is told, and the ops of its attention."""
+
+    step: str
+    kv_dtype: DType
+    choice: str
+    rings: int
+    page_size: int
+    pages: int
+    page_layout: str
+
+    def _length(self) -> str:
+        """How long sequences are with this step's tokens."""
+        if self.step == "decode":
+            return self._state("length")
+        if self.step == "prefill":
+            return self.tensor("kv_len", "input", (1,), s32)
+        return self.tensor("lengths", self._counted(), (self.rows,), s32)
+
+    def _counted(self) -> str:
+        """What positions and lengths of a batch are: the host says them at every step, and a history counts them."""
+        return "state" if self.choice == "penalise" else "input"
+
+    def _state(self, name: str) -> str:
+        """A counter of the sequence: "position" is where the next token goes, "length" one more."""
+        return self.tensor(name, "state", (1,), s32)
+
+    def _attention(self, x: str) -> None:
+        model = self.model
+        kind = model.layer(self.layer)
+        ring = CacheForm(rings=self.rings).ring(model.shape, kind)
+        style = "norm" if self._pairs() else model.rope_style
+        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=style, precise=True, ring=ring)
+        if self._fuses(attention):
+            q = self._qkv_append(x, attention)
+        elif self._stacks_rows(attention):
+            q = self._append_stacked(x, attention)
+        else:
+            q, k, v = self._qkv(x)
+            self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
+        attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
+        out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
+        self._attend(attends, q, out)
+        weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
+        self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
+
+    def _fuses(self, attention: Attention) -> bool:
+        """Whether one launch makes q, k and v, rotates and appends."""
+        alone = self.rows == 1 and self.step != "batch" and not self.model.block.qk_norm
+        rotates = attention.rope is not None and attention.style == "norm"
+        fits = attention.head_dim % STACK == 0 and self.kv_dtype != s8
+        return alone and rotates and fits and self._stacks()[0] != QKV[:1] and len(self._biased()) in (0, len(QKV))
+
+    def _qkv_append(self, x: str, attention: Attention) -> Ref:
+        """The queries; keys and values are in the cache."""
+        model, norm = self.model, self.model.block.attention_norm
+        weights = [self._stacked(names) for names in self._stacks()]
+        q = self.scratch("q.out", model.q_width)
+        given: dict[str, str | Ref] = {"x": x, "q": q, **self._caches(attention), **self._position()}
+        given |= dict(zip(("weight", "v_weight"), weights, strict=False))
+        kinds = dict(zip(("weights", "v_weights"), (self.tensors[each].format for each in weights), strict=False))
+        fields: dict[str, Any] = {"k": model.dim, "bias": bool(self._biased()), **kinds}
+        if self._biased():
+            given["bias"] = self._qkv_bias()
+        if norm:
+            fields |= self._norm_fields()
+            given["norm_weight"] = self._norm_weight(norm)
+        self.op("qkv_append", "qkv_append", given, {}, **attention.fields("qkv_append", **fields))
+        return Ref(q)
+
+    def _stacks_rows(self, attention: Attention) -> bool:
+        """Whether q and k of several rows come from one product, as heads of one row."""
+        kinds = self._kinds(*QKV)
+        dim = self.model.dim
+        tiled = self.step == "batch" or self.digits(kinds, dim) or self.integers(kinds, dim) or self.packs(kinds, dim)
+        one = tiled and attention.rope is not None and not self.model.block.qk_norm
+        return one and self._stacks()[0] != QKV[:1]
+
+    def _append_stacked(self, x: str, attention: Attention) -> Ref:
+        """The queries of several rows, whose products give rows of q, k and v, or of q and k."""
+        model, stacks = self.model, self._stacks()
+        width = model.q_width + 2 * model.kv_width
+        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
+        rows = [next(self._products_of(names, source, norm, whole_rows=True)).tensor for names in stacks]
+        stacked = "".join(name[0] for name in stacks[0])
+        given: dict[str, str | Ref] = dict(zip((stacked, "v"), rows, strict=False))
+        q_dtype = self._attended()
+        q = given["q_out"] = self.tensor(self.at("q.out"), "scratch", (self.rows, model.q_width), q_dtype)
+        self._append(attention, given, stacked=stacked, in_place=False, out_dtype=q_dtype.name)
+        return Ref(q)
+
+    def _attended(self) -> DType:
+        """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
+        kinds, width = self._kinds("o_proj"), self.model.q_width
+        packs = self.packs(kinds, width) and not (self.digits(kinds, width) or self.integers(kinds, width))
+        narrow = self.precision != "exact" and self.step == "prefill" and packs
+        return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
+
+    def _qkv(self, x: str) -> list[Ref]:
+        """Queries, keys and values of a layer, normed where the family norms them."""
+        model, shape = self.model, self.model.shape
+        width = model.q_width + 2 * model.kv_width
+        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
+        found = [ref for names in self._stacks() for ref in self._products_of(names, source, norm)]
+        if model.block.qk_norm:
+            for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
+                rows = self.rows * (n_heads if model.block.qk_norm == "head" else 1)
+                out = self.scratch(f"{name}_norm.out", model.products()[QKV[i]][0])
+                self._rms(f"{name}_norm", f"{name}_norm", found[i], out, rows)
+                found[i] = Ref(out)
+        return found
+
+    def _caches(self, attention: Attention) -> dict[str, str]:
+        """The layer's cache, by parameter name."""
+        shape = self.model.shape
+        lead = (self.rows,) if self.step == "batch" else ()
+        rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
+        if self.page_size:
+            axes = (shape.n_kv_heads, self.page_size)
+            rows = (self.pages, *(axes if self.page_layout == PAGE_LAYOUTS[0] else axes[::-1]))
+        wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
+        if self.kv_dtype == s8:
+            wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
+        found = {name: self.tensor(self.at(name), "state", (*rows, width), of) for name, width, of in wanted}
+        if self.page_size:
+            entries = -(-shape.max_len // self.page_size)
+            found["page_table"] = self.tensor("page_table", "input", (self.rows, entries), s32)
+        return found
+
+    def _position(self) -> dict[str, str]:
+        """Where rows are appended, by parameter name."""
+        if self.step == "batch":
+            return {"positions": self.tensor("positions", self._counted(), (self.rows,), s32)}
+        return {"position": self._state("position")}
+
+    def _append(self, attention: Attention, rows: Mapping[str, str | Ref], **how: Any) -> None:
+        """Rotate, where these layers do, and append; `rows` by parameter name.
+
+        In a batch with many keys a position this begins when the products are done: attention that asks for keys while
+        they run makes the step 3 to 10 % longer at 4096 positions; with few of them it makes it shorter."""
+        batched = self.step == "batch"
+        if batched and self.rows * self.model.kv_width >= MANY_KEYS:
+            how["programmatic"] = False
+        role, kernel = attention.append
+        given = {**rows, **self._caches(attention), **self._position()}
+        fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
+        self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
+
+    def _in_pages(self) -> dict[str, Any]:
+        """The fields of kernels on a cache in pages."""
+        return {"page_size": self.page_size, "page_layout": self.page_layout} if self.page_size else {}
+
+    def _paged(self) -> dict[str, int]:
+        """The capacity that a cache in pages has."""
+        return {"pages": self.pages} if self.page_size else {}
+
+    def _attend(self, attention: Attention, q: Ref, out: str) -> None:
+        caches = self._caches(attention)
+        given: dict[str, str | Ref] = {"q": q, "out": out}
+        how: dict[str, Any] = {"indirect": True}
+        kernel, sizes = "incremental_attention", {}
+        if self.step == "prefill":
+            kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
+            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
+            given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
+        elif self.step == "batch":
+            how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
+            sizes = {"batch": self.rows} | self._paged()
+            given |= caches | {"seq_lens": self._length()}
+        else:
+            given |= caches | {"seq_len": self._length()}
+        self.op(kernel, "attention", given, sizes, **attention.fields(kernel, **how))
+
+    def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
+        """Add a product to the residual stream, normed before where the family does that."""
+        dim = self.model.dim
+        if not self.is_packed(source):
+            source, _ = self._input(name, source, k, "", self._kinds(name), dim)
+        bias = ""
+        if name in self.model.biases:
+            bias = self.vector(self.at(f"{name}.bias"), self._bias(name))
+        if not post_norm:
+            self._product(name, weight, dim, k, source, x, bias=bias, residual=True)
+            return
+        out, normed = self.scratch(f"{name}.out", dim), self.scratch(f"{post_norm}.out", dim)
+        self._product(name, weight, dim, k, source, out, bias=bias)
+        self._rms(post_norm, post_norm, out, normed)
+        self.op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
