@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ class Constant:
         return self
 
 
-@lru_cache(maxsize=None)  # graphs hold their addresses
+@cache  # graphs hold their addresses
 def constant(device: torch.device, count: int, value: int) -> Any:
     """int32 `[count]`, kept as long as the process lives."""
     if device.type == "cpu":
