@@ -132,4 +132,4 @@ def _alike(held: Tensor, new: Tensor) -> bool:
     """Whether `new` differs from what is held in nothing but its positions; empty ones of one axis hold nothing."""
     if new.dim() != 4 or held.dtype != new.dtype or held.device != new.device:
         return False
-    return held.shape == (0,) or (held.shape[:2] == new.shape[:2] and held.shape[3] == new.shape[3])
+    return bool(held.shape == (0,) or (held.shape[:2] == new.shape[:2] and held.shape[3] == new.shape[3]))

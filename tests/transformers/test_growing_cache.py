@@ -24,7 +24,7 @@ def ones(*shape: int, kind: Any = None, value: float = 1.0) -> Any:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 16), (1, 2, 1, 1), (3, 2, 1, 16), (2, 1, 16)], ids=str)
-@torch.no_grad()
+@pytest.mark.usefixtures("without_gradients")
 def test_refuses_another_shape(shape: tuple[int, ...]) -> None:
     for cache in pair():
         cache.update(ones(1, 2, 5, 16), ones(1, 2, 5, 16), 0)
@@ -32,7 +32,7 @@ def test_refuses_another_shape(shape: tuple[int, ...]) -> None:
             cache.update(ones(*shape), ones(*shape), 0)
 
 
-@torch.no_grad()
+@pytest.mark.usefixtures("without_gradients")
 def test_types_are_those_of_a_dynamic_one() -> None:
     for cache in pair():
         found = []
@@ -47,7 +47,7 @@ def test_types_are_those_of_a_dynamic_one() -> None:
 
 
 @pytest.mark.parametrize("change", ["crop", "reset", "copy"])
-@torch.no_grad()
+@pytest.mark.usefixtures("without_gradients")
 def test_what_was_taken_keeps_its_values(change: str) -> None:
     cache = growing_cache(build("llama").config)
     taken, _ = cache.update(ones(1, 2, 5, 16), ones(1, 2, 5, 16), 0)
@@ -95,7 +95,7 @@ def test_made_in_inference_mode_and_used_outside() -> None:
     assert (keys == 1).all()
 
 
-@torch.no_grad()
+@pytest.mark.usefixtures("without_gradients")
 def test_beams_leave_no_room_behind() -> None:
     cache = growing_cache(build("llama").config)
     cache.update(ones(4, 2, 5, 16), ones(4, 2, 5, 16), 0)

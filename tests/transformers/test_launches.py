@@ -87,7 +87,7 @@ def test_what_a_graph_holds_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", ["data", "in place"])
-@torch.no_grad()
+@pytest.mark.usefixtures("without_gradients")
 def test_sinks_follow_their_parameter(change: str) -> None:
     sinks, module = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), SimpleNamespace()
     kept = attention.sinks_of(module, sinks)

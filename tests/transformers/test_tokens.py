@@ -121,7 +121,7 @@ def test_a_call_that_is_like_another_names_all_that_it_takes(cache: str, monkeyp
     assert len(steps) == 2 * 23
 
 
-@torch.no_grad()
+@pytest.mark.usefixtures("without_gradients")
 def test_a_cache_that_grows_is_changed_as_a_dynamic_one() -> None:
     """Cropped, reordered, repeated, and appended to again."""
     torch.manual_seed(0)
