@@ -207,7 +207,11 @@ def _launch(
         return None
     index = first.device.index
     stream = torch._C._cuda_getCurrentRawStream(index)
-    layout = tuple((name, t.dtype, None if name in growing else t.shape) for name, t in tensors.items())
+    addresses = [tensor.data_ptr() for tensor in tensors.values()]
+    layout = tuple(
+        (name, t.dtype, None if name in growing else t.shape, address & 15)
+        for (name, t), address in zip(tensors.items(), addresses, strict=True)
+    )
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
     prepared = _bound.get(key)
     if prepared is None:
@@ -218,7 +222,7 @@ def _launch(
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
             _bound[key] = prepared
-    prepared.launch([tensor.data_ptr() for tensor in tensors.values()], (scalars or {}).values(), index, stream)
+    prepared.launch(addresses, (scalars or {}).values(), index, stream)
     return prepared
 
 

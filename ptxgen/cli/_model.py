@@ -37,7 +37,7 @@ def config_options() -> list[click.Option]:
                      help="With --page-size: order of a page's axes, heads or positions first."),
         click.Option(["--rings"], type=click.IntRange(0), default=0, metavar="ROWS",
                      help="With --config: caches of layers with a window are rings that take so many rows at a time."),
-        click.Option(["--batch"], type=click.IntRange(1), default=1, metavar="N",
+        click.Option(["--batch"], type=click.IntRange(1, 65535), default=1, metavar="N",
                      help="With --config: sequences whose caches' memory the manifest says."),
     ]  # fmt: skip
 

@@ -59,6 +59,8 @@ def _files(paths: Sequence[str]) -> Iterator[Path]:
             yield from found
         elif path.is_file():
             yield path
+        elif path.exists():
+            raise click.UsageError(f"{name}: must be a file or a directory (got a device, a pipe or a socket)")
         else:
             raise click.UsageError(f"{name}: no such file or directory")
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ptxgen.errors import SpecError
+
 NAME = "ptxgen"
 PAGED = f"paged|{NAME}"
 
@@ -38,12 +40,18 @@ def growing_cache(config: Any) -> Any:
     """A cache to give a model with this `config` as `past_key_values`: a `DynamicCache` that appends keys and values in
     place, where transformers' own copies all of them for every token.
 
-    It takes up to an eighth more memory, or room for 256 positions. Layers with a window are transformers' own. For
-    every implementation of attention; ours reads keys and values where they lie. Raises `ImportError` with the extra to
-    install where torch or transformers is missing.
+    It keeps room for an eighth more positions, or for 256. Where gradients are enabled, in code that torch compiles,
+    and after beams were reordered or positions cropped, it copies as a `DynamicCache` does. Layers with a window are
+    transformers' own. For every implementation of attention; ours reads keys and values where they lie. Raises
+    `ImportError` with the extra to install where torch or transformers is missing, `SpecError` for what is no config.
     """
     try:
+        from transformers import PretrainedConfig
+
         from ptxgen.transformers.cache import GrowingCache
     except ImportError as missing:
         raise ImportError(f"ptxgen.transformers.growing_cache: {missing}: pip install 'ptxgen[transformers]'") from None
+    if config is not None and not isinstance(config, PretrainedConfig):
+        got = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise SpecError(f"growing_cache(config): must be a model's config, as model.config (got {got})")
     return GrowingCache(config=config)

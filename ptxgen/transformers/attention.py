@@ -49,12 +49,14 @@ def attention(
 
 
 def sinks_of(module: Any, sinks: Tensor) -> Tensor:
-    """A layer's sinks in f32, kept until they change."""
-    if sinks.dtype == torch.float32 or torch.compiler.is_compiling():
+    """A layer's sinks in f32, kept until they change; tensors of `inference_mode`, of which torch does not say whether
+    they changed, are converted in every call. Writes into `sinks.data` are not seen."""
+    if sinks.dtype == torch.float32 or torch.compiler.is_compiling() or sinks.is_inference():
         return sinks.detach().float()
     kept: Any = getattr(module, "_ptxgen_sinks", None)
-    if kept is None or kept[0] is not sinks or kept[1] != sinks._version:
-        kept = module._ptxgen_sinks = (sinks, sinks._version, sinks.detach().float())
+    state = sinks._version, sinks.data_ptr(), sinks.device
+    if kept is None or kept[0] is not sinks or kept[1] != state:
+        kept = module._ptxgen_sinks = (sinks, state, sinks.detach().float())
     found: Tensor = kept[2]
     return found
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,12 @@ def site_of(device: torch.device, *alike: Any) -> tuple[Any, ...]:
     """What two calls share of which the second only needs other addresses; empty where there is no GPU."""
     if device.type != "cuda":
         return ()
-    return (*alike, device.index, torch._C._cuda_getCurrentRawStream(device.index))
+    return (*alike, device.index, _stream(device))
+
+
+def _stream(device: torch.device) -> int:
+    """torch's current stream of a GPU."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def again(site: tuple[Any, ...], tensors: Iterable[Tensor], scalars: Iterable[int]) -> bool:
@@ -46,18 +51,21 @@ def capacity(rows: int) -> int:
     return max(SHORTEST, 1 << (rows - 1).bit_length())
 
 
-_ends: dict[torch.device, tuple[int, int, Tensor]] = {}
+_ends: dict[tuple[torch.device, int], tuple[int, int, Tensor]] = {}
 
 
 def same_ends(device: torch.device, batch: int, value: int) -> Tensor:
-    """int32 `[batch]` of one value that changes from step to step; the layers of a step share it."""
-    kept = _ends.get(device)
-    if kept is not None and kept[:2] == (batch, value):
-        return kept[2]
-    made = torch.full((batch,), value, dtype=torch.int32, device=device)
-    if device.type == "cpu" or not _is_capturing(device.index):  # what is captured is of that graph
-        _ends[device] = batch, value, made
-    return made
+    """int32 `[batch]` of one value that changes from step to step; the layers of a step on a stream share it. What is
+    captured is of that graph: its memory is the graph's, and the graph fills it."""
+    on_gpu = device.type != "cpu"
+    if on_gpu and _is_capturing(device.index):
+        return torch.full((batch,), value, dtype=torch.int32, device=device)
+    place = device, _stream(device) if on_gpu else 0  # memory that is let go is used again on its own stream
+    kept = _ends.get(place)
+    if kept is None or kept[:2] != (batch, value):
+        made = torch.full((batch,), value, dtype=torch.int32, device=device)
+        kept = _ends[place] = batch, value, made
+    return kept[2]
 
 
 class Constant:
@@ -82,7 +90,7 @@ class Constant:
         return self
 
 
-@lru_cache(maxsize=256)
+@cache  # graphs hold their addresses
 def constant(device: torch.device, count: int, value: int) -> Any:
     """int32 `[count]`, kept as long as the process lives."""
     if device.type == "cpu":

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ptxgen.errors import SpecError
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
 from ptxgen.torch import _kind, _launch
 from ptxgen.torch_pages import attend as attend_paged
@@ -76,9 +77,12 @@ def attend_now(
     """`attend` without torch's dispatcher."""
     if sinks is not None and sinks.requires_grad:
         sinks = sinks.detach()
+    check(query, key, value, bounds, sinks)
     out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
     if not out.numel():
         return out
+    query, key, value = aligned(query), aligned(key), aligned(value)
+    sinks = None if sinks is None else aligned(sinks)
     window = 0 if window >= key.shape[2] else window
     pitch = pitch_of(key, value)
     if not pitch:
@@ -91,6 +95,32 @@ def attend_now(
         key, value = key.contiguous(), value.contiguous()
         _prefill_bounded(out, query, key, value, bounds, sinks, scale, soft_cap, window, causal)
     return out
+
+
+def check(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor | None, sinks: Tensor | None) -> None:
+    """Whether all go together. Calls that share a launch only write addresses: this is looked at in each of them.
+    Raises `SpecError`."""
+    batch, heads, _, dim = query.shape
+    shape = key.shape
+    if shape[0] != batch or shape[3] != dim or heads % max(shape[1], 1) or not shape[1]:
+        wanted = f"[{batch}, kv_heads, keys, {dim}], kv_heads a divisor of {heads}"
+        raise SpecError(f"attention(key): must be {wanted} (got {list(shape)})")
+    if value.shape != shape:
+        raise SpecError(f"attention(value): must be shaped as keys, {list(shape)} (got {list(value.shape)})")
+    if not query.dtype == key.dtype == value.dtype or not query.device == key.device == value.device:
+        got = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
+        raise SpecError(f"attention: query, key and value must be of one type on one device (got {got})")
+    if sinks is not None and (sinks.shape != (heads,) or sinks.dtype != torch.float32 or sinks.device != query.device):
+        got = f"{sinks.dtype} {list(sinks.shape)} on {sinks.device}"
+        raise SpecError(f"attention(sinks): must be f32 [{heads}] on {query.device} (got {got})")
+    if bounds is not None and (bounds.shape[0] != batch or bounds.device != query.device):
+        wanted = f"of {batch} sequences on {query.device}"
+        raise SpecError(f"attention(bounds): must be {wanted} (got {list(bounds.shape)} on {bounds.device})")
+
+
+def aligned(x: Tensor) -> Tensor:
+    """The same, in memory that begins at a multiple of 16 bytes, as the kernels read it."""
+    return x.clone(memory_format=torch.contiguous_format) if x.data_ptr() & 15 else x
 
 
 def pitch_of(key: Tensor, value: Tensor) -> int:

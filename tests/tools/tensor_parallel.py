@@ -1,4 +1,4 @@
-"""Whether models that transformers shards over processes choose the tokens of whole ones, with our attention in both.
+"""Whether models that transformers shards over processes choose the tokens of whole ones, our attention in both.
 
     torchrun --nproc-per-node 2 -m tests.tools.tensor_parallel [--backend gloo] [--seconds 60] [FAMILY …]
 
@@ -71,6 +71,11 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if unknown := set(given.families) - set(FAMILIES):
         parser.error(f"FAMILY: must be of {', '.join(FAMILIES)} (got {', '.join(sorted(unknown))})")
+    if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
+        print(
+            "tensor_parallel: runs under torchrun (--nproc-per-node 2 -m tests.tools.tensor_parallel)", file=sys.stderr
+        )
+        return 2
     faulthandler.dump_traceback_later(given.seconds, exit=True)
     warnings.filterwarnings("ignore", "Passing `tp_plan`", FutureWarning)
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -81,10 +86,12 @@ def main(arguments: Sequence[str]) -> int:
     if rank == 0:
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
         print(f"{processes} processes: {where.words}; {versions}", flush=True)
-    folder = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(folder, 0, device=torch.device(where.device))
-    families = given.families or list(FAMILIES)
-    same = [compare(family, where.device, Path(folder[0]) / family, rank) for family in families]
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]  # of rank 0, which all read
+        dist.broadcast_object_list(folder, 0, device=torch.device(where.device))
+        families = given.families or list(FAMILIES)
+        same = [compare(family, where.device, Path(folder[0]) / family, rank) for family in families]
+        dist.barrier()
     dist.destroy_process_group()
     return 0 if all(same) else 1
 

@@ -29,6 +29,13 @@ def test_without_a_gpu_the_soak_says_so() -> None:
     assert found.stderr.startswith("soak: ")
 
 
+def test_without_torchrun_sharding_says_so() -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    found = ended("-m", "tests.tools.tensor_parallel")
+    assert found.returncode == 2
+    assert found.stderr.startswith("tensor_parallel: runs under torchrun")
+
+
 def test_a_compiler_that_is_not_there_leaves_its_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(compiler: str) -> str:
         raise ImportError(f"no {compiler}")

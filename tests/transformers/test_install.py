@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import ptxgen.transformers
+from ptxgen.errors import SpecError
 
 
 @pytest.mark.parametrize("missing", ["transformers", "torch"])
@@ -29,6 +30,14 @@ def test_a_growing_cache_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"pip install 'ptxgen\[transformers\]'"):
         ptxgen.transformers.growing_cache(None)
+
+
+@pytest.mark.parametrize("given", ["meta-llama/Llama-3.2-1B", {}, 5], ids=["str", "dict", "int"])
+def test_a_growing_cache_is_made_of_a_config(given: object) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(SpecError, match=rf"must be a model's config.*\(got {type(given).__name__}\)"):
+        ptxgen.transformers.growing_cache(given)
 
 
 def test_import_is_cheap() -> None:

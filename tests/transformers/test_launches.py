@@ -1,0 +1,107 @@
+"""What calls that share a launch may leave out, and which memory they may share."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ptxgen.errors import SpecError
+from tests.transformers.models import build, prompts, torch
+
+attention: Any = importlib.import_module("ptxgen.transformers.attention")
+launches: Any = importlib.import_module("ptxgen.transformers.launches")
+operators: Any = importlib.import_module("ptxgen.transformers.operators")
+
+MODULE: Any = SimpleNamespace(is_causal=True)
+
+
+def called(queries: int, k: Any, v: Any, sinks: Any = None) -> Any:
+    torch.manual_seed(1)
+    return attention.attention(MODULE, torch.randn(2, 4, queries, 16), k, v, None, s_aux=sinks)[0]
+
+
+def keys(*shape: int) -> Any:
+    return torch.randn(*shape, 16)
+
+
+BAD: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, str]] = {
+    "a batch of one": ((1, 2, 7), (1, 2, 7), 4, "attention\\(key\\): must be \\[2, kv_heads"),
+    "fewer values": ((2, 2, 7), (2, 2, 5), 4, "attention\\(value\\)"),
+    "values of one head": ((2, 2, 7), (2, 1, 7), 4, "attention\\(value\\)"),
+    "three heads": ((2, 3, 7), (2, 3, 7), 4, "a divisor of 4"),
+    "three sinks": ((2, 2, 7), (2, 2, 7), 3, "attention\\(sinks\\): must be f32 \\[4\\]"),
+}
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("case", BAD)
+def test_a_call_like_a_good_one_is_checked(case: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing but addresses would be written: here every call finds a launch."""
+    k, v, sinks, why = BAD[case]
+    monkeypatch.setattr(operators, "again", lambda *_: True)
+    called(queries, keys(2, 2, 7), keys(2, 2, 7), torch.randn(4))
+    with pytest.raises(SpecError, match=why):
+        called(queries, keys(*k), keys(*v), torch.randn(sinks))
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_misaligned_tensors_are_copied(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    k, v, sinks = keys(2, 2, 7), keys(2, 2, 7), torch.randn(4)
+    wanted = called(queries, k, v, sinks)
+    taken: list[int] = []
+    launch = operators._launch
+
+    def launching(spec: Any, tensors: Any, *more: Any) -> Any:
+        taken.extend(tensor.data_ptr() % 16 for name, tensor in tensors.items() if tensor.is_floating_point())
+        return launch(spec, tensors, *more)
+
+    monkeypatch.setattr(operators, "_launch", launching)
+    shifted = [torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x) for x in (k, v, sinks)]
+    assert all(x.data_ptr() % 16 for x in shifted)
+    assert torch.equal(called(queries, *shifted), wanted)
+    assert taken
+    assert not any(taken)
+
+
+def test_what_a_graph_holds_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing, stream = [False], [1]
+    full = torch.full
+    monkeypatch.setattr(launches, "_is_capturing", lambda _: capturing[0])
+    monkeypatch.setattr(launches, "_stream", lambda _: stream[0])
+    monkeypatch.setattr(launches, "_ends", {})
+    monkeypatch.setattr(torch, "full", lambda *given, device, **more: full(*given, **more))
+    device = torch.device("cuda", 0)
+    eager = launches.same_ends(device, 3, 22)
+    assert launches.same_ends(device, 3, 22) is eager
+    assert eager.tolist() == [22, 22, 22]
+    stream[0] = 2
+    assert launches.same_ends(device, 3, 22) is not eager
+    capturing[0], stream[0] = True, 1
+    assert launches.same_ends(device, 3, 22) is not eager
+    capturing[0] = False
+    assert launches.same_ends(device, 3, 22) is eager
+    assert launches.same_ends(device, 3, 23).tolist() == [23] * 3
+
+
+@pytest.mark.parametrize("change", ["data", "in place"])
+@pytest.mark.usefixtures("without_gradients")
+def test_sinks_follow_their_parameter(change: str) -> None:
+    sinks, module = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), SimpleNamespace()
+    kept = attention.sinks_of(module, sinks)
+    assert attention.sinks_of(module, sinks) is kept
+    if change == "data":
+        sinks.data = torch.full_like(sinks, 5.0)
+    else:
+        sinks.fill_(5.0)
+    assert attention.sinks_of(module, sinks).tolist() == [5.0] * 4
+
+
+def test_sinks_of_a_model_made_in_inference_mode() -> None:
+    ids, _ = prompts("cpu", "none")
+    with torch.inference_mode():
+        model = build("gpt_oss").to(torch.bfloat16)
+        model.set_attn_implementation("ptxgen")
+        assert model(ids).logits.isfinite().all()
