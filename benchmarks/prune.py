@@ -23,7 +23,7 @@ from benchmarks.documents import cpu_executor as cpu_executor_document
 from benchmarks.documents import decode as decode_document
 from benchmarks.report import rows
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 Rows = list[dict[str, Any]]
 WHOLE = frozenset({"searches"})  # named in a document as a file
 

@@ -65,7 +65,7 @@ class _Environment(Environment):
         """The code of a template, or of a part of it that has a name of its own."""
         marks.is_file_of(name, file)
         compiled = partial(super().compile, source, name, file)
-        return kept(source, file, part, (__file__, marks.__file__), compiled)
+        return kept(source, name, file, part, (__file__, marks.__file__), compiled)
 
     def get_template(self, name: Any, parent: str | None = None, globals: Any = None) -> Any:
         if name != _FLOW:

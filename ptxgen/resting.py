@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import gc
+import os
+from threading import Lock
+
+
+class _State:
+    """How many contexts are open, in all threads, and whether the collector ran before the first."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.resting = 0
+        self.ran = False
+
+
+_state = _State()
 
 
 class CollectorRests:
-    """A context in which the collector of garbage does not run, if it ran before.
+    """A context in which the collector of garbage does not run; after all threads' last one it does, if it did before.
 
     It would look at every object of the process again and again and find nothing to free. What was garbage before, and
     what is afterwards, it finds at its next run.
     """
 
     def __enter__(self) -> None:
-        self._ran = gc.isenabled()
-        gc.disable()
+        self._entered = state = _state
+        with state.lock:
+            if not state.resting:
+                state.ran = gc.isenabled()
+                gc.disable()
+            state.resting += 1
 
     def __exit__(self, *raised: object) -> None:
-        if self._ran:
-            gc.enable()
+        state = self._entered
+        with state.lock:
+            state.resting -= 1
+            if not state.resting and state.ran and state is _state:
+                gc.enable()
+
+
+def _begin_anew() -> None:
+    """In a child process: contexts of other threads never end there."""
+    global _state
+    before, _state = _state, _State()
+    if before.resting and before.ran:
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -1,8 +1,9 @@
 """Compiled templates between processes, kept as Python keeps its own modules: in `__pycache__` beside the file, or
 where `PYTHONPYCACHEPREFIX` says; never written under `PYTHONDONTWRITEBYTECODE`, nor where the folder is read-only.
 
-A file has a digest, then the code. The digest is of all that the code comes from: the source, the place of its file,
-and the versions of Python, of Jinja and of what this package adds to it.
+A file has two digests, then the code. The first is of all that the code comes from: the source, the template's name
+and the place of its file, Python's magic number, and time and size of the files of Jinja and of this package that
+compile it. The second is of the code itself, so that damage is not believed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _COMPILERS = ("compiler", "environment", "idtracking", "lexer", "nodes", "parser
 _DIGEST = hashlib.sha256().digest_size
 
 
-def kept(source: str, file: str, part: str, options: Iterable[str], compiled: Callable[[], CodeType]) -> CodeType:
+def kept(
+    source: str, name: str, file: str, part: str, options: Iterable[str], compiled: Callable[[], CodeType]
+) -> CodeType:
     """The code of a template's source, from its file in `__pycache__` or compiled, and then written there.
 
     `part` tells apart what is compiled of one file, letters and digits; `options` are files that decide what a source
@@ -31,18 +34,20 @@ def kept(source: str, file: str, part: str, options: Iterable[str], compiled: Ca
         place = cache_from_source(file, optimization=part)
     except (NotImplementedError, ValueError):  # no cache in this interpreter
         return compiled()
-    digest = hashlib.sha256(repr((_versions(tuple(options)), file, source)).encode()).digest()
+    digest = hashlib.sha256(repr((_versions(tuple(options)), name, file, part, source)).encode()).digest()
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
         with open(place, "rb") as found:
             data = found.read()
-        if data[:_DIGEST] == digest:
-            code = marshal.loads(data[_DIGEST:])
+        made = data[2 * _DIGEST :]
+        if data[: 2 * _DIGEST] == digest + hashlib.sha256(made).digest():
+            code = marshal.loads(made)
             if isinstance(code, CodeType):
                 return code
     code = compiled()
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):
-            _write(place, digest + marshal.dumps(code))
+            made = marshal.dumps(code)
+            _write(place, digest + hashlib.sha256(made).digest() + made)
     return code
 
 

@@ -145,7 +145,7 @@ MISTAKES = [
      "IncrementalAttention.page_size: must be a multiple of 16 from 16 to 65536 (got 7; nearest: 16)"),
     ("generate --config small.json --target sm_80 -o out --layout nhd", "page_layout: needs a page_size (got 'nhd')"),
     ("generate --config small.json --target sm_80 -o out --batch -1",
-     "Invalid value for '--batch': -1 is not in the range x>=1."),
+     "Invalid value for '--batch': -1 is not in the range 1<=x<=65535."),
     ("generate --config small.json --target sm_80 -o out --kv-dtype int3", "--kv-dtype: must be one of f32, f16, bf16"),
     ("generate --config small.json --target sm_80 -o out --weights q9", "weights: must be one of bf16, e4m3, e4m3_cha"),
     ("generate --config small.json --target sm_80 -o file", "file/index.json: Not a directory"),
@@ -251,6 +251,7 @@ def test_without_llvmlite_the_extra_is_named_at_once(
         assert invoke(["run", *SHORT["A"].split(), "--device", "cpu"]) == 2
         assert capsys.readouterr().err == f"ptxgen: {says}\n"
         monkeypatch.setattr(demo, "main", lambda: open_device("cpu") and 0)
+        monkeypatch.setattr(sys, "argv", ["demo"])
         assert demo.program() == 2
         assert capsys.readouterr().err == f"demo: {says}\n"
     finally:

@@ -40,7 +40,7 @@ class Compiler:
             return compile(source, str(self.file), "eval")
 
         bytecode._versions.cache_clear()
-        return eval(bytecode.kept(source, str(self.file), part, options, compiled))
+        return eval(bytecode.kept(source, self.file.name, str(self.file), part, options, compiled))
 
     @property
     def files(self) -> list[Path]:
@@ -87,7 +87,9 @@ def test_a_broken_file_is_compiled_anew(compiler: Compiler) -> None:
     compiler("1 + 1")
     (file,) = compiler.files
     whole = file.read_bytes()
-    for broken in (*(whole[:n] for n in range(len(whole))), whole[:32], whole[:32] + b"i\0\0\0\0", b"x" * len(whole)):
+    short = (whole[:n] for n in range(len(whole)))
+    turned = (whole[:n] + bytes([whole[n] ^ 4]) + whole[n + 1 :] for n in range(len(whole)))
+    for broken in (*short, *turned, whole[:64] + b"i\0\0\0\0", b"x" * len(whole)):
         file.write_bytes(broken)
         before = compiler.times
         assert compiler("1 + 1") == 2
@@ -127,3 +129,10 @@ def test_a_second_process_compiles_no_template_and_knows_the_same_lines(tmp_path
     assert said[0][0] > 10
     assert said[1] == [0, *said[0][1:]]
     assert any("flow.ptx.j2" in line for line in said[0][2])
+
+
+def test_the_name_of_a_template_counts(compiler: Compiler) -> None:
+    """Lines' marks hold it, so the same file by another name is compiled anew."""
+    compiler("1 + 1")
+    taken = bytecode.kept("1 + 1", "another", str(compiler.file), "", (), lambda: compile("3", "another", "eval"))
+    assert eval(taken) == 3

@@ -90,7 +90,7 @@ class PromotedMultiplier(ScaledMultiplier):
         b = self.b
         with b.fragment("before_turn", self._named(unit)) as before:
             self._read_straight(self._part_of(unit), self._set(unit))
-        with b.fragment("products") as products:
+        with b.fragment("products", "of the block's weights with its tokens") as products:
             self._multiply(unit)
             b.op("wgmma.wait_group.sync.aligned", 1, note="the next warpgroup's products follow the last of these")
         with b.fragment("promote") as behind:
