@@ -332,7 +332,8 @@ class PackedGemm(PackedProduct):
         import numpy as np
 
         count = rows_of(a)
-        x = packed.unpack(a["x"], count, self.k, a["x_scales"] if self.scaled or self.by_row else None)
+        scales = a["x_scales"] if self.scaled or self.by_row else None
+        x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)
         y = multiplied(self, x, a)
         out = a["out"].copy()
         if self.packed_out:

@@ -64,7 +64,7 @@ def test_a_row_keeps_so_many_bits(digits: int, bits: int) -> None:
     assert (np.log2(units[:, 0].reshape(-1)[:13]) % 1 == 0).all()
     largest = np.abs(packed[:, :, 0].astype(np.float64)).max((1, 3)).reshape(-1)[:13]
     assert ((largest >= 2**14) & (largest <= 2**15)).all()
-    back = tokens.unpack(packed, 13, 700, units)
+    back = tokens.unpack(packed, 13, 700, units, apart=True)
     limit = np.maximum(np.abs(x) * 2.0**-bits, np.abs(x).max(1, keepdims=True) * 2.0**-38)
     assert (np.abs(back - x) <= limit).all()
     assert sums.shape == (2, 3, 2, 8, 8)
@@ -75,7 +75,7 @@ def test_sums_are_those_of_the_digits(digits: int) -> None:
     """Those of columns 32 s on at place 2 (s mod 4) + s div 4, over 32."""
     x = np.random.default_rng(1).standard_normal((8, 512), np.float32)
     packed, units, sums = tokens.pack_by_row(x, 8, digits)
-    scaled = tokens.unpack(packed, 8, 512, units) / units[0, 0][:, None].astype(np.float64)
+    scaled = tokens.unpack(packed, 8, 512, units, apart=True) / units[0, 0][:, None].astype(np.float64)
     wanted = scaled.reshape(8, 2, 8, 32).sum(3) / 32
     found = sums.astype(np.float64).sum(2)[0].transpose(1, 0, 2)  # [token, unit, place]
     places = [tokens.sum_place(sub) for sub in range(8)]
@@ -88,7 +88,7 @@ def test_rows_of_the_smallest_and_the_largest_numbers(value: float) -> None:
     packed, units, _ = tokens.pack_by_row(x, 8, 2)
     assert np.isfinite(packed.astype(np.float32)).all()
     assert (units > 0).all()
-    back = tokens.unpack(packed, 2, 64, units)
+    back = tokens.unpack(packed, 2, 64, units, apart=True)
     assert np.abs(back - x).max() <= max(value * 2.0**-22, 2.0**-138)
 
 
