@@ -168,8 +168,6 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
         yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
-        if self.stream and self.tokens <= MOST_ROWS_FIRST:
-            yield f"stream: is for more than {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: stream=False)"
         if self.stream and self.split > 1:
             yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
         if self.share * self.split > MOST_CLUSTER:

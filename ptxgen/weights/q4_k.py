@@ -268,8 +268,8 @@ def sub_block_integers(
 
 
 def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg]) -> None:
-    """`integers` of a word of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
-    of an f16 is a multiple of the smallest number there is: that is multiplied with 16 times the scale, exactly."""
+    """`integers` of a word of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the end of an
+    f16 is a multiple of its smallest number: 16 times the scale is multiplied with that, exactly."""
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
     if chunk == 0:
@@ -278,12 +278,12 @@ def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, ou
     if chunk % 2 == 0:
         upper, t = divmod(chunk // 2, 4)
         both = convert.scratch(b, "integer_scales", "b32")
-        lower, higher = (convert.scratch(b, f"integer_scale_{name}", "b16") for name in ("lower", "upper"))
+        pair_of_rows = tuple(convert.scratch(b, f"integer_scale_{name}", "b16") for name in ("lower", "upper"))
         b.op("prmt.b32", both, masked[t], 0x74747474, 0x4240 | 0x0101 * upper)
         b.op("add.rn.f16x2", both, both, constant(b, "minus_16384", pair_of_f16(-16384)))
-        b.op("mov.b32", (lower, higher), both)
-        for factor, half in zip(factors, (lower, higher), strict=True):
-            b.op("mov.b32", factor, (half, half))
+        b.op("mov.b32", pair_of_rows, both)
+        for factor, scale in zip(factors, pair_of_rows, strict=True):
+            b.op("mov.b32", factor, (scale, scale))
     shifted = convert.scratch(b, "odd_nibbles", "b32")
     for odd in (0, 1):
         if odd:

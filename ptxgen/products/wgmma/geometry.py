@@ -79,13 +79,13 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
     usual = TALL if tall else 64 * parts if few else 128 * parts
     tile_rows, split = spec.tile_rows or usual, spec.split
-    if spec.by_row and not (spec.tile_rows or spec.split):
+    if spec.by_row and not (spec.tile_rows or spec.split or spec.stream):
         tile_rows, split = _of_integers(spec, tokens, rows) or (tile_rows, split)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     if spec.by_row and tile_rows == 128 and tokens <= 32:
         groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
-    alone = few and spec.share <= 1
+    alone = few and spec.share <= 1 and not spec.stream
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
@@ -211,6 +211,8 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
+    streams: bool  # CTAs share out the k of all tiles
+    result_buffers: int  # of a warp's results as they are, in turn
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -237,10 +239,11 @@ class Geometry:
         alternate = shape.tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
-        steps = kind.tiles(spec.k) // shape.tiles
+        steps, halves, turns = kind.tiles(spec.k) // shape.tiles, _halves(spec), RESULT_BUFFERS
+        if spec.by_row and not halves and not sums and (room - results // 2) // stage > (room - results) // stage:
+            results, turns = results // 2, 1
         ring = room if sums else room - results
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
-        halves = _halves(spec)
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
             if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
@@ -254,7 +257,7 @@ class Geometry:
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
         )  # fmt: skip
 
     @property
@@ -315,7 +318,7 @@ class Geometry:
     def rows_first(self) -> bool:
         """Whether neighbouring CTAs have the same tokens, not the same rows: weights are read once anyway, and a CTA
         knows its first rows before it knows how many tokens there are."""
-        return self.tokens <= MOST_ROWS_FIRST
+        return self.tokens <= MOST_ROWS_FIRST and not self.streams
 
     @property
     def early(self) -> int:

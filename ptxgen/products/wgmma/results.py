@@ -13,7 +13,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, RESULT_BUFFERS, Geometry
+from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, Geometry
 from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
@@ -53,7 +53,7 @@ class Results:
             self.mine = b.op("and.b32", "leave_at", lane, 3)
             b.op("mul.lo.u32", self.mine, self.mine, 2 * self.pitch)
             b.op("mad.lo.u32", self.mine, row, 4, self.mine)
-            b.op("mad.lo.u32", self.mine, warp, RESULT_BUFFERS * self.buffer_bytes, self.mine)
+            b.op("mad.lo.u32", self.mine, warp, at.result_buffers * self.buffer_bytes, self.mine)
             b.op("add.u32", self.mine, self.mine, area)
             self.token, self.column = b.reg("taken_token", "u32"), b.reg("taken_column", "u32")
             self.taken = b.reg("take_at", "u32")
@@ -62,7 +62,7 @@ class Results:
             b.op("mul.lo.u32", self.column, quad, VECTOR)
             b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
-            b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
+            b.op("mad.lo.u32", self.taken, warp, at.result_buffers * self.buffer_bytes, self.taken)
             b.op("mad.lo.u32", self.column, warp, self.area_rows, self.column)
             self.token = tasks.own_token(self.token, at.out_tokens)
             self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
@@ -76,7 +76,7 @@ class Results:
             self._leave_some(0)
             for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
-            if at.result_tokens == at.out_tokens:
+            if at.result_buffers == 1 or at.result_tokens == at.out_tokens:
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
 
     def _leave(self, octet: int, place: int, first: int = 0) -> None:
@@ -107,7 +107,7 @@ class Results:
 
     def _buffer(self, first: int) -> int:
         """Where the sums of some tokens from `first` on are left."""
-        return first // self.at.result_tokens % RESULT_BUFFERS * self.buffer_bytes
+        return first // self.at.result_tokens % self.at.result_buffers * self.buffer_bytes
 
     def _leave_some(self, first: int) -> None:
         for place in range(self.at.result_tokens // OCTET):
@@ -123,6 +123,8 @@ class Results:
                 offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
                 convert.load_words(b, values, self.taken, offset, space="shared")
         if first + at.result_tokens < at.out_tokens:
+            if at.result_buffers == 1:
+                b.op("bar.warp.sync", -1, note="before the next are left there")
             self._leave_some(first + at.result_tokens)
         for load, parts in enumerate(self.values):
             self._finish(first + load * self.together, parts)
