@@ -168,9 +168,9 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
         together = next(fit, tokens if tokens % (2 * OCTET) == 0 else OCTET)
         return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
-    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
-        TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
-    )
+    # of a warp, or of two that have a block each, gate and up
+    columns = TILE_ROWS * shape.blocks + BANK_PAD * min(spec.parts, shape.blocks)
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * columns
 
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
@@ -281,6 +281,11 @@ class Geometry:
     def warps(self) -> int:
         """Warps that multiply."""
         return WARPS * self.shape.groups
+
+    @property
+    def mates(self) -> int:
+        """Warps that have the matrices of the same outputs: two where each has a record of gate, or of up."""
+        return -(-self.parts // self.shape.blocks)
 
     @property
     def multiplying(self) -> int:
