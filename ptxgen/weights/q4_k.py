@@ -268,8 +268,8 @@ def sub_block_integers(
 
 
 def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg]) -> None:
-    """`integers` of a word of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
-    of an f16 is so many times its smallest number: 16 times the scale is multiplied with that, exactly."""
+    """`integers` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
+    of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly."""
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
     if chunk == 0:
