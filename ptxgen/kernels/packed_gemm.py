@@ -67,6 +67,7 @@ class PackedGemm(PackedProduct):
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
+    trials = ({}, {"rows": 17, "n_rows": 3})  # and tiles without a token
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
