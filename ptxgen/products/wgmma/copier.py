@@ -110,7 +110,7 @@ class Copier:
             for bell in bells:
                 b.op("mbarrier.complete_tx.relaxed.cta.shared::cta.b64", bell,
                      self.total - self.at.records * self.at.tile_bytes, pred=leads)  # fmt: skip
-        with b.fragment("poll_early"):
+        with b.fragment("poll_early", "whether all of them are there"):
             there = b.op("mbarrier.try_wait.parity.shared::cta.b64", "weights_came", bells[0], 0)
             for bell in bells[1:]:
                 next_one = b.op("mbarrier.try_wait.parity.shared::cta.b64", scratch(b, "next_came", "pred"), bell, 0)

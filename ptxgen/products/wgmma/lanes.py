@@ -52,7 +52,7 @@ class LaneCopier(Copier):
         scaled = bool(self.spec.beside)
         copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
         for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
-        self.leads = b.op("setp.eq.u32", "leads", lane, 0)
+        self.leads: Reg = b.op("setp.eq.u32", "leads", lane, 0)
         b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
         step = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
         for_scales = x_scales = None
