@@ -16,7 +16,7 @@ from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import FEW_TOKENS, MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
 INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
-# registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
-REGISTERS = {2: (40, 232), 3: (32, 160)}
+# registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, 128 or 96 each at first, which they pass on
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 
 
 @kernel_type
@@ -201,8 +201,9 @@ class PackedGemm(PackedProduct):
             yield f"by_row: is for f16 (got x_dtype={self.x_dtype.name}; nearest: x_dtype=f16)"
         if self.tokens > MOST_ROWS_FIRST:
             yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: by_row=False)"
-        if self.tile_rows == 192:
-            yield f"tile_rows: with by_row 64, 128 or 256 (got {self.tile_rows}; nearest: 128)"
+        if self.tile_rows == 192 and self.tokens > FEW_TOKENS:
+            nearest = f"tokens={FEW_TOKENS}"
+            yield f"tile_rows: 192 with by_row is for at most {FEW_TOKENS} tokens (got {self.tokens}; nearest: {nearest})"
         if self.packed_out:
             yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 
@@ -217,7 +218,8 @@ class PackedGemm(PackedProduct):
 
     def _fits(self) -> Iterator[str]:
         """Accumulators in registers, the ring in shared memory, k among the CTAs."""
-        if self.gated and self.tile_rows in (64, 192):
+        mixed = self.by_row and self.tokens <= FEW_TOKENS and self.out_dtype == f32  # gate and up in one block
+        if self.gated and self.tile_rows in (64, 192) and not mixed:
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"

@@ -127,6 +127,33 @@ def test_tiles_and_the_rings_turns(mode: str, rows: int, fields: dict[str, Any])
     tried(product(**fields), mode, rows, 4e-3 if "out_dtype" in fields else EXACT)
 
 
+GATED = {"gated": True, "activation": "silu"}
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("processors", [2, 132])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (32, {"tokens": 32, "stream": True, "tile_rows": 64, "residual": True, "programmatic": True}),
+        (40, {"tokens": 32, "stream": True, "tile_rows": 256, "programmatic": True, **GATED}),
+        (30, {"tokens": 32, "tile_rows": 256, **GATED}),
+        (33, {"tokens": 32, "tile_rows": 64, "precision": "fast", **GATED}),
+        (19, {"tokens": 16, "tile_rows": 128, "split": 2, **GATED}),
+        (9, {"tokens": 8, "stream": True, "tile_rows": 192, "indirect": True, "programmatic": True}),
+    ],
+    ids=str,
+)
+def test_a_block_of_rows_for_every_warpgroup(
+    mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k shared out evenly among few CTAs and among many; gate and up in records of neighbouring warps."""
+    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    spec = product(n=200, k=1024, **fields)
+    assert Geometry.of(spec).shape.blocks == 1
+    tried(spec, mode, rows, EXACT)
+
+
 def test_a_token_is_the_same_bits_among_others() -> None:
     spec = product(n=64, k=512, tokens=16)
     many = tried(spec, "fast", 12, EXACT).outputs["out"]
@@ -156,7 +183,10 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
     [
         ({"weights": "q8_0"}, r"by_row: is for q4_k, q5_k, q6_k \(got weights='q8_0'"),
         ({"tokens": 128}, r"by_row: is for at most 64 tokens \(got tokens=128"),
-        ({"tile_rows": 192}, r"tile_rows: with by_row 64, 128 or 256 \(got 192; nearest: 128\)"),
+        (
+            {"tile_rows": 192, "tokens": 64},
+            r"tile_rows: 192 with by_row is for at most 32 tokens \(got 64; nearest: tokens=32\)",
+        ),
         ({"n": 256, "packed_out": True}, "packed_out: needs the unit of a whole row"),
     ],
 )

@@ -39,7 +39,7 @@ LONG = {64: (65, PROCESSORS), 128: (1, 64)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 # tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
-MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
+MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
@@ -51,6 +51,7 @@ INTEGER_TILES = (
     ("exact", 1, False, 4096, 4096, 8192, 64, 8),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
 )
+MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -82,9 +83,9 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row and not (spec.tile_rows or spec.split or spec.stream):
         tile_rows, split = _of_integers(spec, tokens, rows) or (tile_rows, split)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
-    if spec.by_row and tile_rows == 128 and tokens <= 32:
-        groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
+    if spec.by_row and tokens <= FEW_TOKENS and not (parts > 1 and _halves(spec)):
+        groups, blocks = tile_rows // 64, 1  # while one converts weights another's products run
     alone = few and spec.share <= 1 and not spec.stream
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
@@ -93,7 +94,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         split = max(split, 2)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
-    if spec.by_row and _held(spec, tokens, blocks) > MOST_HELD:
+    if spec.by_row and (groups > MOST_GROUPS or _held(spec, tokens, blocks) > MOST_HELD):
         part = 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
@@ -213,6 +214,7 @@ class Geometry:
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
     streams: bool  # CTAs share out the k of all tiles
     result_buffers: int  # of a warp's results as they are, in turn
+    integers: bool  # products are those of integers
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -258,6 +260,7 @@ class Geometry:
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
+            spec.by_row,
         )  # fmt: skip
 
     @property
@@ -301,8 +304,8 @@ class Geometry:
     def wide(self) -> bool:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
-        most = 256 if self.shape.groups == 2 else 384
-        return self.shape.groups > 1 and (self.exact or self.sums * self.shape.groups > most)
+        groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
+        return groups > 1 and (self.exact or self.sums * groups > most or (self.integers and groups > 2))
 
     @property
     def records(self) -> int:
