@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
 INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
-# registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, 128 or 96 each at first, which they pass on
+# registers of the warpgroup that copies and of those that multiply, by how many multiply: 168, 128 or 96 of each at first
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 
 
@@ -202,8 +202,8 @@ class PackedGemm(PackedProduct):
         if self.tokens > MOST_ROWS_FIRST:
             yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: by_row=False)"
         if self.tile_rows == 192 and self.tokens > FEW_TOKENS:
-            nearest = f"tokens={FEW_TOKENS}"
-            yield f"tile_rows: 192 with by_row is for at most {FEW_TOKENS} tokens (got {self.tokens}; nearest: {nearest})"
+            most = FEW_TOKENS
+            yield f"tile_rows: 192 with by_row is for at most {most} tokens (got {self.tokens}; nearest: tokens={most})"
         if self.packed_out:
             yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 

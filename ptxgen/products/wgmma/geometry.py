@@ -168,7 +168,8 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
         together = next(fit, tokens if tokens % (2 * OCTET) == 0 else OCTET)
         return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
-    together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
+    few = spec.precision == "exact" or spec.by_row or tokens % (2 * OCTET)
+    together = OCTET if few else 16 // shape.blocks
     # of a warp, or of two that have a block each, gate and up
     columns = TILE_ROWS * shape.blocks + BANK_PAD * min(spec.parts, shape.blocks)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * columns
