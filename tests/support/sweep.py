@@ -38,6 +38,11 @@ def pairs(first: Iterable[S], second: Iterable[T], every: int) -> list[tuple[S, 
     return [(a, b) for i, a in enumerate(rows) for j, b in enumerate(columns) if ALL or (i + j) % every == 0]
 
 
+def drawn(values: Iterable[T]) -> list[T]:
+    """One of `DRAW`, in a test that goes over many values by itself."""
+    return list(values)[::DRAW]
+
+
 def undrawn(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """What is left out of tests with many cases; no test that needs a GPU."""
     cases: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
