@@ -51,32 +51,17 @@ class ElectedCopier(Copier):
         b.op("elect.sync", Or(scratch(b, "elected_lane", "u32"), elected), -1)
         return elected
 
-    def _bring_early(self) -> None:
-        """Weights of the first stages, and nothing where a tile has fewer stages."""
-        b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
-        if self.has_tile is None:
-            self._find_record()
-            if self.tasks.first_step is not None:
-                b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
-        else:
-            self._find_sources()
-        goes = self.has_tile
-        if goes is not None and isinstance(steps, Reg):
-            goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
-        elected = self._elect()
+    def _leads(self) -> Reg:
+        return self._elect()
+
+    def _early_records(self, goes: Reg | None) -> None:
+        b, at, elected = self.b, self.at, self._elect()
         if goes is not None:
             b.op("and.pred", elected, elected, goes)
-        for stage in range(early):
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full_bells[BELL * stage], self.total,
-                 pred=elected)  # fmt: skip
-            self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, ring.full_bells[BELL * stage],
-                          elected)  # fmt: skip
-        self.goes = goes
-        ring.skip(early, goes if self.spec.stream else None)
-        if goes is not None and self.spec.stream:
-            self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
-        else:
-            self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+        for stage in range(self.early):
+            bell = self.ring.full_bells[BELL * stage]
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=elected)
+            self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, bell, elected)
 
     def _records(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The records of a stage, from `source` on in global memory."""
