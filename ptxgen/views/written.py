@@ -37,7 +37,7 @@ class Written(Protocol):
 
     @property
     def launch(self) -> Launch:
-        """Its geometry."""
+        """Grid, block, shared memory and cluster of a launch."""
 
     @property
     def requires(self) -> Requirements:

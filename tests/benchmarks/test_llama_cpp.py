@@ -160,7 +160,9 @@ def test_a_run_goes_on_past_what_fails(
     monkeypatch.setattr(sys, "executable", str(peer(tmp_path)))
     measured = bound_step.graph_us
     for module in (bound_step, our_steps):
-        monkeypatch.setattr(module, "graph_us", lambda *what, **_: measured(*what[:3], 1, 1))
+        monkeypatch.setattr(
+            module, "graph_us", lambda device, graph, place, *_, **__: measured(device, graph, place, 1, 1)
+        )
     argv = ["--seconds", "900", "--llama", str(source), "--work", str(tmp_path / "work")]
     command("decode_step", "", decode_step.main, *decode_step.OPTIONS, table=decode_step.table, argv=argv, at_once=True)
     found = rows.load("decode_step")

@@ -42,7 +42,7 @@ class Objects:
     good: bool  # whether they are all optimised
 
     def to_bytes(self) -> bytes:
-        """For the disk cache."""
+        """As bytes for the disk cache."""
         head = json.dumps({"entry": asdict(self.entry), "names": self.names, "good": self.good}, separators=(",", ":"))
         return _joined([head.encode(), self.warp, *self.support])
 
