@@ -12,7 +12,7 @@ from ptxgen.requires import Requirements
 from ptxgen.targets import Target
 
 
-class Written(Protocol):
+class GeneratedKernel(Protocol):
     """Text and contract; `ptxgen.generator.Ptx` says more of each."""
 
     @property
