@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
@@ -44,13 +44,19 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
-# of 32 tokens as integers: precision, matrices, whether there are mins, rows from and to, columns from: rows of a CTA,
-# CTAs that share k
+# of products of integers by at most 32 tokens: precision, matrices, whether there are mins, rows from and to, columns
+# from: rows of a CTA, CTAs that share k, whether they share it out evenly
 INTEGER_TILES = (
-    ("exact", 1, True, 4096, 6144, 4096, 128, 4),
-    ("exact", 1, False, 4096, 4096, 8192, 64, 8),
-    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
+    ("exact", 1, True, 4097, 6144, 4096, 64, 1, True),
+    ("exact", 1, True, 4096, 4096, 8192, 64, 2, False),
+    ("exact", 1, False, 4096, 4096, 8192, 128, 1, True),
+    ("exact", 1, False, 65536, 1 << 20, 4096, 192, 1, True),
+    ("exact", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
+    ("fast", 1, True, 4096, 4096, 8192, 64, 2, False),
+    ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
+    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
@@ -80,8 +86,6 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
     usual = TALL if tall else 64 * parts if few else 128 * parts
     tile_rows, split = spec.tile_rows or usual, spec.split
-    if spec.by_row and not (spec.tile_rows or spec.split or spec.stream):
-        tile_rows, split = _of_integers(spec, tokens, rows) or (tile_rows, split)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     blocks = max(parts, tile_rows // (64 * groups))
     if spec.by_row and tokens <= FEW_TOKENS and not (parts > 1 and _halves(spec)):
@@ -94,14 +98,17 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         split = max(split, 2)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
-    if spec.by_row and (groups > MOST_GROUPS or _held(spec, tokens, blocks) > MOST_HELD):
+    alone_or_many = spec.precision == "exact" and groups in (1, MOST_GROUPS + 1)
+    if spec.by_row and (alone_or_many or _held(spec, tokens, blocks) > MOST_HELD):
         part = 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
-    many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
+    many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
+    if spec.by_row:  # else a deeper ring is faster
+        many = row_tiles > CLUSTERS[split]
     fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
-    beside = groups == 1 and fits and many
+    beside = groups == 1 and fits and many and not (few and spec.stream)
     if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
         least, most = LONG.get(tokens, (0, 0))
         if least <= -(-rows // tile_rows) * split <= most:
@@ -109,13 +116,14 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
-def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
-    """Rows of a CTA and CTAs that share k, of a matrix of so many rows, where they were measured to be the fastest."""
+def of_integers(spec: PackedProduct) -> dict[str, Any]:
+    """The tile of a product of integers, as fields, where one was measured to be the fastest."""
+    rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
     for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
         same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
-        if tokens == FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
-            return found[0], found[1]
-    return None
+        if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+            return dict(zip(("tile_rows", "split", "stream"), found, strict=True))
+    return {}
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
