@@ -133,6 +133,7 @@ class PackedGemm(PackedProduct):
             precision="fast",
             activation="silu",
             gated=True,
+            tile_rows=256,
         ),
     )
 

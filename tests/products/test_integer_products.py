@@ -139,7 +139,7 @@ GATED = {"gated": True, "activation": "silu"}
         (40, {"tokens": 32, "stream": True, "tile_rows": 256, "programmatic": True, **GATED}),
         (30, {"tokens": 32, "tile_rows": 256, **GATED}),
         (33, {"tokens": 32, "tile_rows": 64, "precision": "fast", **GATED}),
-        (19, {"tokens": 16, "tile_rows": 128, "split": 2, **GATED}),
+        (19, {"tokens": 16, "tile_rows": 64, "split": 2, **GATED}),
         (9, {"tokens": 8, "stream": True, "tile_rows": 192, "indirect": True, "programmatic": True}),
     ],
     ids=str,
@@ -221,7 +221,13 @@ def test_two_stages_fit(name: str, count: int, precision: str, fusion: dict[str,
 @pytest.mark.parametrize("count", [16, 32])
 @pytest.mark.parametrize("precision", ["fast", "exact"])
 def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> None:
-    for fusion in ({"residual": True}, {"gated": True, "activation": "silu"}):
-        fields = {"n": 4096, "k": 4096, "weights": name, "precision": precision, **fusion}
+    for fusion in (
+        {"n": 4096, "k": 4096, "residual": True},
+        {"n": 4096, "k": 14336, "residual": True},
+        {"n": 4096, "k": 4096, **GATED},
+        {"n": 14336, "k": 4096, **GATED},
+        {"n": 128256, "k": 4096},
+    ):
+        fields = {"weights": name, "precision": precision, **fusion}
         ptx = generate(PackedGemm.best(count, x_dtype=f16, by_row=True, **fields), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)

@@ -51,7 +51,7 @@ INTEGER_TILES = (
     ("exact", 1, True, 4096, 4096, 8192, 64, 2, False),
     ("exact", 1, False, 4096, 4096, 8192, 128, 1, True),
     ("exact", 1, False, 65536, 1 << 20, 4096, 192, 1, True),
-    ("exact", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
+    ("exact", 2, True, 24576, 1 << 20, 4096, 256, 1, True),
     ("fast", 1, True, 4096, 4096, 8192, 64, 2, False),
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
@@ -88,8 +88,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tile_rows, split = spec.tile_rows or usual, spec.split
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     blocks = max(parts, tile_rows // (64 * groups))
-    if spec.by_row and tokens <= FEW_TOKENS and not (parts > 1 and _halves(spec)):
-        groups, blocks = tile_rows // 64, 1  # while one converts weights another's products run
+    if spec.by_row and tokens <= FEW_TOKENS:
+        apart = parts > 1 and (_halves(spec) or tile_rows == 64 * parts)  # a block of gate and one of up
+        groups = max(1, tile_rows // (64 * parts if apart else 64))  # while one converts weights another's products run
+        blocks = parts if apart else 1
     alone = few and spec.share <= 1 and not spec.stream
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
@@ -98,9 +100,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         split = max(split, 2)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
-    alone_or_many = spec.precision == "exact" and groups in (1, MOST_GROUPS + 1)
-    if spec.by_row and (alone_or_many or _held(spec, tokens, blocks) > MOST_HELD):
-        part = 2
+    if spec.by_row:
+        part = _part(spec, tokens, groups, blocks)
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
@@ -124,6 +125,14 @@ def of_integers(spec: PackedProduct) -> dict[str, Any]:
         if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
             return dict(zip(("tile_rows", "split", "stream"), found, strict=True))
     return {}
+
+
+def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
+    """Chunks between two waits of a product of integers: as many as were the fastest and registers have room for."""
+    exact = spec.precision == "exact"
+    if exact and groups > MOST_GROUPS:
+        return 1
+    return 2 if (exact and groups == 1) or _held(spec, tokens, blocks) > MOST_HELD else 4
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
