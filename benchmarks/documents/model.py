@@ -279,8 +279,8 @@ at 512 3780 instead of 4453. Beside that:
   21 (4096×14336).
 - Four warpgroups pass registers on within what the CTA was launched with: 96 of each, so 112 beside 32, not 120.
 - The head (128256×4096, Q6_K): 193 in tiles of 192 rows whose k is shared out evenly, 227 before; `fast` 124.
-- bf16, 8 sequences at depth 512 (4202): 16 or 8 warps a CTA for gate and up, or for all products, 4203 to 4205; the last
-  product launched programmatically 4191.
+- bf16, 8 sequences at depth 512 (4202): 16 or 8 warps a CTA for gate and up, or for all products, 4203 to 4205; the
+  last product launched programmatically 4191.
 
 In batches of llama-3-8b at depth 4096 attention launched programmatically took 152 µs of the step where it takes 124
 alone. When the append ahead of it waits for the products' end, steps of 32, 16 and 8 sequences take 7286, 5024 and 3079
