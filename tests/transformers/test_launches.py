@@ -41,7 +41,7 @@ BAD: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, str]] = {
 def test_a_call_like_a_good_one_is_checked(case: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing but addresses would be written: here every call finds a launch."""
     k, v, sinks, why = BAD[case]
-    monkeypatch.setattr(operators, "again", lambda *_: True)
+    monkeypatch.setattr(operators, "again", lambda *_: ANY)
     called(queries, keys(2, 2, 7), keys(2, 2, 7), torch.randn(4))
     with pytest.raises(SpecError, match=why):
         called(queries, keys(*k), keys(*v), torch.randn(sinks))
@@ -86,17 +86,27 @@ def test_what_a_graph_holds_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launches.same_ends(device, 3, 23).tolist() == [23] * 3
 
 
-@pytest.mark.parametrize("change", ["data", "in place"])
+@pytest.mark.parametrize("change", ["data", "in place", "into data"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.usefixtures("without_gradients")
-def test_sinks_follow_their_parameter(change: str) -> None:
-    sinks, module = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), SimpleNamespace()
-    kept = attention.sinks_of(module, sinks)
-    assert attention.sinks_of(module, sinks) is kept
+def test_sinks_follow_their_parameter(change: str, kind: str) -> None:
+    sinks, k, v = torch.nn.Parameter(torch.ones(4, dtype=getattr(torch, kind))), keys(2, 2, 7), keys(2, 2, 7)
+    before = called(1, k, v, sinks)
     if change == "data":
         sinks.data = torch.full_like(sinks, 5.0)
-    else:
+    elif change == "in place":
         sinks.fill_(5.0)
-    assert attention.sinks_of(module, sinks).tolist() == [5.0] * 4
+    else:
+        sinks.data.copy_(torch.full_like(sinks, 5.0))
+    after = called(1, k, v, sinks)
+    assert torch.equal(after, called(1, k, v, torch.full((4,), 5.0)))
+    assert not torch.equal(after, before)
+
+
+def test_sinks_alone_that_need_gradients_get_them() -> None:
+    sinks = torch.nn.Parameter(torch.ones(4))
+    called(1, keys(2, 2, 7), keys(2, 2, 7), sinks).sum().backward()
+    assert sinks.grad.abs().min() > 0
 
 
 def test_sinks_of_a_model_made_in_inference_mode() -> None:
