@@ -191,7 +191,7 @@ def _decode(
     alike = (query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window)
     site = site_of(device, "decode", *alike)
     rest = tuple(tensors[4:])
-    repeat_of = partial(_repeat, rest, scalars, 0 if pitch == rows else batch * key.shape[1] * pitch * dim)
+    repeat_of = partial(_repeat, device, rest, scalars, 0 if pitch == rows else batch * key.shape[1] * pitch * dim)
     if (launched := again(site, tensors, scalars)) is not None:
         return repeat_of(launched)
     spec = made(
@@ -225,10 +225,12 @@ def _decode(
     return repeat_of(launched)
 
 
-def _repeat(rest: tuple[Any, ...], scalars: tuple[int, ...], reach: int, launched: _Prepared | None) -> Repeat | None:
+def _repeat(
+    device: torch.device, rest: tuple[Any, ...], scalars: tuple[int, ...], reach: int, launched: _Prepared | None
+) -> Repeat | None:
     """What a call repeats, of a launch over these tensors behind query, key, value and out; nothing where there is no
     GPU, and of a graph that is captured, whose tensors are its own."""
-    if launched is None or _is_capturing(launched.index):
+    if launched is None or device.type != "cuda" or _is_capturing(device.index):
         return None
     return Repeat(launched, rest, (*(x.data_ptr() for x in rest), *scalars), reach)
 

@@ -231,7 +231,7 @@ def _share(b: Builder, plan: Plan, units: Reg) -> Reg:
     full = b.op("div.u32", "share_of_room", plan.room, units)
     b.op("min.u32", full, full, 2)
     b.op("max.u32", share, share, full)
-    more = b.op("setp.gt.u32", "no_room", units, plan.room)
+    more = b.op("setp.gt.u32", "no_room", units, plan.waves_from - 1)
     b.op("div.u32", full, WAVES * plan.room, units)
     b.op("max.u32", share, share, full, pred=more)
     return share
