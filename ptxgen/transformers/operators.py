@@ -21,7 +21,17 @@ from ptxgen.torch import _is_capturing, _kind, _launch, _Prepared
 from ptxgen.torch_pages import attend as attend_paged
 from ptxgen.torch_pages import made
 from ptxgen.transformers.launches import (
-    Repeat, again, capacity, constant, held, kind_of, remember, repeat, repeated, same_ends, site_of,
+    Repeat,
+    again,
+    capacity,
+    constant,
+    held,
+    kind_of,
+    remember,
+    repeat,
+    repeated,
+    same_ends,
+    site_of,
 )  # fmt: skip
 
 MOST_HEADS = 1024  # of MultiHeadAttention

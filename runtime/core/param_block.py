@@ -50,8 +50,8 @@ class ParamBlock:
         return _NUMBERS[slot.size].from_address(self.address + slot.offset)
 
     def writer(self, indices: Sequence[int]) -> Callable[[Sequence[int]], None]:
-        """What writes these parameters of 4 or 8 bytes, given a number for each in this order, unchecked; those that lie
-        side by side together, since time on the host counts."""
+        """What writes these parameters of 4 or 8 bytes, given a number for each in this order: those that lie side by
+        side together, since time on the host counts. A number of more bytes is a `struct.error`."""
         runs: list[list[int]] = []
         for at in sorted(range(len(indices)), key=lambda at: self.slots[indices[at]].offset):
             slot = self.slots[indices[at]]

@@ -48,6 +48,48 @@ def test_a_call_like_a_good_one_is_checked(case: str, queries: int, monkeypatch:
         called(queries, keys(*k), keys(*v), torch.randn(sinks))
 
 
+DIFFERENT: dict[str, Any] = {
+    "fewer keys": lambda q, k, v: (q, k[:, :, :5].contiguous(), v[:, :, :5].contiguous()),
+    "in larger tensors": lambda q, k, v: (q, *(torch.cat([x, x], 2)[:, :, :7] for x in (k, v))),
+    "values elsewhere": lambda q, k, v: (q, k, torch.cat([v, v], 2)[:, :, :7]),
+    "heads inside": lambda q, k, v: (q, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))),
+    "queries in larger ones": lambda q, k, v: (torch.cat([q, q], 1)[:, :4], k, v),
+    "16 bits": lambda q, k, v: (q.half(), k.half(), v.half()),
+    "another type of values": lambda q, k, v: (q, k, v.half()),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_a_repeated_call_shares_names_how_tensors_lie(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "_stream", lambda _: 0)
+    tensors = torch.randn(2, 4, 1, 16), keys(2, 2, 7), keys(2, 2, 7)
+    kind = launches.kind_of(*tensors, 0.25, 0.0, 0)
+    assert launches.kind_of(*(x.clone() for x in tensors), 0.25, 0.0, 0) == kind
+    assert launches.kind_of(*DIFFERENT[case](*tensors), 0.25, 0.0, 0) != kind
+    assert launches.kind_of(*tensors, 0.5, 0.0, 0) != kind
+    monkeypatch.setattr(launches, "_stream", lambda _: 1)
+    assert launches.kind_of(*tensors, 0.25, 0.0, 0) != kind
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("without_gradients")
+def test_calls_in_turns_are_each_their_own() -> None:
+    """Every layout twice, among the others, with other numbers: repeated calls are of theirs."""
+    torch.manual_seed(0)
+    good = {name: of for name, of in DIFFERENT.items() if name != "another type of values"}
+    shifted = {"misaligned": lambda q, k, v: (q, k.new_empty(k.numel() + 1)[1:].view(k.shape).copy_(k), v)}
+    cases = {"plain": lambda *given: given, **good, **shifted}
+    before = len(launches._repeats)
+    for _ in range(3):
+        for make in cases.values():
+            given = torch.randn(2, 4, 1, 16), keys(2, 2, 7), keys(2, 2, 7)
+            q, k, v = make(*given)
+            wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
+            found = attention.attention(MODULE, *make(*(x.cuda() for x in given)), None)[0].cpu()
+            assert torch.allclose(found.float(), wanted.float(), atol=2e-3)
+    assert len(launches._repeats) > before
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 def test_misaligned_tensors_are_copied(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     k, v, sinks = keys(2, 2, 7), keys(2, 2, 7), torch.randn(4)

@@ -68,8 +68,8 @@ class Plan(CtaPlan):
     through records in global memory. At run time only as many splits work as the length has tiles for; and where
     `split_tiles` is not 0, no more than the unit's equal share of `grid` CTAs, unless a split would get more tiles than
     that: long sequences of a ragged batch. `grid` 0: splits follow the length alone, `split_tiles` for each as long as
-    there are splits. `room`, `waves_from`: see `_share`. `mergers`: at most so many CTAs of a unit (of each rank of its clusters)
-    merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
+    there are splits. `room`, `waves_from`: see `_share`. `mergers`: at most so many CTAs of a unit (of each rank of its
+    clusters) merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
     """
 
     cluster: int
