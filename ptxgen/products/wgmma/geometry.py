@@ -99,7 +99,9 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
-    fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
+    fits = tokens * blocks <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
+    if spec.by_row and tokens * blocks > MOST_ROWS_FIRST:
+        fits = False
     beside = groups == 1 and fits and many
     if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
         least, most = LONG.get(tokens, (0, 0))
