@@ -322,6 +322,14 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert sorted(folder.rglob("*")) == before
 
 
+def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clear.ptx").write_text("\x1b[2Jno ptx\n")
+    assert invoke(["requires", str(tmp_path / "clear.ptx")]) == 2
+    err = capsys.readouterr().err
+    assert "\\x1b[2Jno ptx" in err
+    assert "\x1b" not in err
+
+
 @functools.cache
 def small_model() -> Model:
     path = Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf"
