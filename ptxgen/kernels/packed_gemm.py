@@ -186,7 +186,7 @@ class PackedGemm(PackedProduct):
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
 
     def _rules_of_scales(self) -> Iterator[str]:
-        """Of products of bytes."""
+        """Rules of scales where products are of bytes."""
         if not isinstance(weight_formats().get(self.weights), E4m3):
             yield f"x_dtype: e4m3 goes with weights in e4m3 (got weights={self.weights!r}; nearest: x_dtype=bf16)"
         elif self.by_block and self.promoted:

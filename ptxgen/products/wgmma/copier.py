@@ -33,7 +33,7 @@ class Copier:
         self.b, self.spec, self.at, self.ring, self.early, self.has_tile = b, spec, at, ring, early, has_tile
 
     def build(self, tasks: Tasks) -> None:
-        """All fragments."""
+        """Build the fragments of the warp that copies, from its first copies to the ring's end."""
         b, at, ring = self.b, self.at, self.ring
         self.tasks = tasks
         self._declare()

@@ -25,7 +25,7 @@ def elects(spec: PackedProduct, at: Geometry) -> bool:
 
 
 class ElectedCopier(Copier):
-    """The same fragments."""
+    """`Copier`'s fragments where one elected lane brings whole batches of a stage."""
 
     def _begin(self) -> None:
         b, at = self.b, self.at
@@ -72,7 +72,7 @@ class ElectedCopier(Copier):
             self.b.op(COPY, to, from_, at.tile_bytes, bell, pred=pred)
 
     def _tokens(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
-        """The tokens of a stage."""
+        """Bring the tokens of a stage."""
         opcode, to = (COPY, ()) if self.every is None else (MULTICAST, (self.every,))
         self.b.op(opcode, place[offset], self.x_from[source], self._token_bytes, bell, *to, pred=pred)
 

@@ -96,7 +96,7 @@ class Tasks:
             self.b.op("mad.lo.u32", self.group, self.group, self.at.shape.share, self.share_rank)
 
     def build(self) -> None:
-        """The other fragments."""
+        """Build the fragments that count tokens, find a CTA's tiles and go from one to the next."""
         b, spec = self.b, self.spec
         tile = self.tile
         with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
