@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Config, str]] = {
         "kv_lora_rank: must be absent: latent attention has no kernels here (got 512), in a model of type",
     ),
     "a family that is not known": (
-        LLAMA | {"model_type": "gptj", "rotary_dim": 8, "sliding_window": 7}, "model_type: must be one of llama, mistral",
+        LLAMA | {"model_type": "gptj", "rotary_dim": 8, "sliding_window": 7}, "model_type: must be one of llama, mis",
     ),
     "another part of a head in nemotron": (
         of("nemotron", KV, head_dim=32, partial_rotary_factor=0.5, rope_percent=0.25),

@@ -22,6 +22,9 @@ KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
+# sums of a row that they have registers for, and where products are promoted: with more, ptxas lets products wait for
+# each other, or spills
+MOST_SUMS_BESIDE, MOST_SHORT_BESIDE = 224, 64
 OCTET = 8  # tokens of a group of accumulators
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
@@ -44,12 +47,13 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
-# of 32 tokens as integers: precision, matrices, whether there are mins, rows from and to, columns from: rows of a CTA,
-# CTAs that share k
+# of tokens as integers: how many, precision, matrices, whether there are mins, rows from and to, columns from: rows of
+# a CTA, CTAs that share k (0: by the tables above). With 64, two CTAs of one warpgroup have too few registers.
 INTEGER_TILES = (
-    ("exact", 1, True, 4096, 6144, 4096, 128, 4),
-    ("exact", 1, False, 4096, 4096, 8192, 64, 8),
-    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
+    (32, "exact", 1, True, 4096, 6144, 4096, 128, 4),
+    (32, "exact", 1, False, 4096, 4096, 8192, 64, 8),
+    (32, "fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
+    (64, "fast", 2, True, 1, 1 << 20, 1, 256, 0),
 )
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
@@ -99,9 +103,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
-    fits = tokens * blocks <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
-    if spec.by_row and tokens * blocks > MOST_ROWS_FIRST:
-        fits = False
+    fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
     beside = groups == 1 and fits and many
     if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
         least, most = LONG.get(tokens, (0, 0))
@@ -112,10 +114,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
 
 def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
     """Rows of a CTA and CTAs that share k, of a matrix of so many rows, where they were measured to be the fastest."""
-    for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
-        same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
-        if tokens == FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
-            return found[0], found[1]
+    for *which, least, most, columns, tile_rows, split in INTEGER_TILES:
+        same = which == [tokens, spec.precision, spec.parts, spec.kind.has_mins]
+        if same and least <= rows <= most and spec.k >= columns:
+            return tile_rows, split
     return None
 
 
