@@ -47,13 +47,12 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
-# of tokens as integers: how many, precision, matrices, whether there are mins, rows from and to, columns from: rows of
-# a CTA, CTAs that share k (0: by the tables above). With 64, two CTAs of one warpgroup have too few registers.
+# of 32 tokens as integers: precision, matrices, whether there are mins, rows from and to, columns from: rows of a CTA,
+# CTAs that share k
 INTEGER_TILES = (
-    (32, "exact", 1, True, 4096, 6144, 4096, 128, 4),
-    (32, "exact", 1, False, 4096, 4096, 8192, 64, 8),
-    (32, "fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
-    (64, "fast", 2, True, 1, 1 << 20, 1, 256, 0),
+    ("exact", 1, True, 4096, 6144, 4096, 128, 4),
+    ("exact", 1, False, 4096, 4096, 8192, 64, 8),
+    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
 )
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
@@ -114,10 +113,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
 
 def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
     """Rows of a CTA and CTAs that share k, of a matrix of so many rows, where they were measured to be the fastest."""
-    for *which, least, most, columns, tile_rows, split in INTEGER_TILES:
-        same = which == [tokens, spec.precision, spec.parts, spec.kind.has_mins]
-        if same and least <= rows <= most and spec.k >= columns:
-            return tile_rows, split
+    for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
+        same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
+        if tokens == FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+            return found[0], found[1]
     return None
 
 
