@@ -38,7 +38,7 @@ SUM_DIGITS = 2
 SUMS_BYTES = 2 * SUM_DIGITS * PADDED // SUMMED  # of a token's sums of 256 columns
 SCALE_BYTES = 4
 SCALE_GROUPS = (0, 128)  # columns that share a scale in e4m3; 0: all
-TOKENS = (8, 16, 32, 64, 96, 112, 128, 192, 256)  # of a tile
+TOKENS = (8, 16, 32, 64, 96, 104, 112, 128, 192, 256)  # of a tile
 
 
 def columns(dtype: DType) -> int:
