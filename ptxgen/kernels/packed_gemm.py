@@ -21,6 +21,7 @@ from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.pairs import Pairs
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
@@ -298,7 +299,11 @@ class PackedGemm(PackedProduct):
         multiplier.build(tasks)
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
-        sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
+        sums = multiplier.sums
+        if at.shape.split > 1:
+            sums = Exchange(b, self, at, ring).build(tasks, sums)
+        elif at.shape.along > 1:
+            sums = Pairs(b, self, at, ring).build(tasks, sums)
         results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
         results(b, self, at, ring, sums).build(tasks)
         b.expose(
