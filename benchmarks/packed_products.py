@@ -4,7 +4,7 @@
     python -m benchmarks.packed_products --report [--run ID]      the table of the last run, or of one
 
 Every call is a node of a CUDA graph over weights that exceed the L2, the same values for all. Implementations of a case
-are measured in rounds, each in a random order, and the mean counts; so are the cases. `ptxgen`: `PackedGemm.best`,
+are measured in rounds, each in a random order, and the median counts. `ptxgen`: `PackedGemm.best`,
 precision "fast", results in bf16 as cuBLAS has them; `programmatic`: the same launched programmatically; `exact`: the
 other precision, results in f32; `stream`: `programmatic` in tiles of 128 rows by 256 tokens, all k shared out evenly;
 `pack`: PackTokens. `error`: of 64 tokens, against float64.
@@ -40,7 +40,8 @@ BYTES = 260e6  # of weights in turn: five times the L2
 ROWS = 64  # whose error is taken
 NODES = 16
 STREAMED = 512  # tokens with which k is shared out evenly, too
-ROUNDS = 2
+ROUNDS = 5  # where the card's power decides, two measurements of a kernel differ by up to 10 %
+REPLAYS = 5  # of a graph in a round
 SETTLE = 0.02  # seconds before a measurement
 MOST_US = 6000.0  # of a graph, where the weights allow it
 TYPES = {"f32": "float32", "bf16": "bfloat16"}
@@ -84,7 +85,7 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     """Every implementation of a case, in rounds."""
     import torch
 
-    from benchmarks.gpu import Loaded, graph_us, sets_for
+    from benchmarks.gpu import Chain, Loaded, sets_for
 
     m, n, k, name = case["m"], case["n"], case["k"], case["weights"]
     x = torch.randn(m, k, device="cuda")
@@ -120,16 +121,17 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     least = max(2 * m * n * k / 700e6, nbytes / 4.8e6, 4)  # µs of a product
     times = max(1, int(min(NODES / count, MOST_US / (count * least))))
     us: dict[str, list[float]] = {impl: [] for impl in calls}
+    chains = {impl: Chain(each if impl == "pack" else list(each) * times) for impl, each in calls.items()}
     for _ in range(ROUNDS):
-        for impl in random.sample(sorted(calls), len(calls)):
-            chain = calls[impl] if impl == "pack" else list(calls[impl]) * times
-            us[impl].append(graph_us(chain, settle=SETTLE))
+        for impl in random.sample(sorted(chains), len(chains)):
+            us[impl].append(chains[impl].us(REPLAYS, SETTLE))
     for impl, found in us.items():
-        took = statistics.mean(found)
+        took = statistics.median(found)
         rates = {"bytes": nbytes, "tbs": nbytes / took / 1e6, "tflops": 2 * m * n * k / took / 1e6}
         run.add(case, impl, us=took, **({} if impl == "pack" else rates), **about.get(impl, {}))
-    print(case, {impl: round(statistics.mean(found), 2) for impl, found in us.items()}, flush=True)
+    print(case, {impl: round(statistics.median(found), 2) for impl, found in us.items()}, flush=True)
     torch.cuda.synchronize()
+    del chains
     for kernel in loaded:
         kernel.close()
 

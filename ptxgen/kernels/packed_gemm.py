@@ -99,6 +99,7 @@ class PackedGemm(PackedProduct):
         dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
+        dict(n=56, k=1024, tokens=128, precision="fast", out_dtype="bf16", tile_rows=64, split=1),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True

@@ -66,7 +66,8 @@ class HalfResults:
                 self._take(first)
             rounds.append((leave, take))
         meets = self.meeting, THREADS
-        b.expose(result_rounds=rounds, result_meeting=meets, meets_last=len(rounds) % RESULT_BUFFERS > 0)
+        meets_last = len(rounds) % RESULT_BUFFERS > 0 and at.shape.along == 1
+        b.expose(result_rounds=rounds, result_meeting=meets, meets_last=meets_last)
 
     def _begin(self, tasks: Tasks) -> None:
         b, at = self.b, self.at
