@@ -27,6 +27,7 @@ HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
+EARLY = 2  # stages of weights that many tokens' CTA asks for first
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
@@ -177,7 +178,7 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     """Of so many tokens that a CTA finishes, those whose results are in shared memory together, and the bytes."""
     if _halves(spec):
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
-        together = next(fit, tokens if tokens % (2 * OCTET) == 0 else OCTET)
+        together = next(fit, tokens)
         return together, shape.along * buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * shape.along * together * (
@@ -343,8 +344,9 @@ class Geometry:
 
     @property
     def early(self) -> int:
-        """Stages whose weights can be asked for before there are tokens, where a CTA knows its rows by then."""
-        return min(self.stages, self.steps // self.shape.split)
+        """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: of many
+        tokens a few, so that the first tokens are asked for as soon as they are there."""
+        return min(self.stages, self.steps // self.shape.split, self.stages if self.rows_first else EARLY)
 
     @property
     def most_turns(self) -> int:
