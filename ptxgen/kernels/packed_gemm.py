@@ -21,7 +21,6 @@ from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
-from ptxgen.products.wgmma.pairs import Pairs
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
@@ -99,7 +98,6 @@ class PackedGemm(PackedProduct):
         dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
-        dict(n=56, k=1024, tokens=128, precision="fast", out_dtype="bf16", tile_rows=64, split=1),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
@@ -300,11 +298,7 @@ class PackedGemm(PackedProduct):
         multiplier.build(tasks)
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
-        sums = multiplier.sums
-        if at.shape.split > 1:
-            sums = Exchange(b, self, at, ring).build(tasks, sums)
-        elif at.shape.along > 1:
-            sums = Pairs(b, self, at, ring).build(tasks, sums)
+        sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
         results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
         results(b, self, at, ring, sums).build(tasks)
         b.expose(

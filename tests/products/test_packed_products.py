@@ -304,29 +304,6 @@ def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, An
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"n": 392, "k": 512, "out_dtype": "bf16"},
-        {"n": 391, "k": 384, "residual": True, "indirect": True},
-        {"n": 392, "k": 1024, "bias": True, "activation": "silu", "out_dtype": "f16", "programmatic": True},
-        {"n": 512, "k": 512, "share": 2, "programmatic": True},
-        {"n": 512, "k": 768, "packed_out": True},
-    ],
-    ids=str,
-)
-def test_two_warpgroups_of_the_same_rows(mode: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes half of a stage's columns, and finishes half of the tokens."""
-    monkeypatch.setattr(geometry, "PROCESSORS", 8)  # a CTA goes on to further tiles
-    spec = PackedGemm(tokens=128, tile_rows=64, split=1, precision="fast", **fields)
-    at = Geometry.of(spec)
-    assert at.shape.along == 2
-    assert at.row_groups * 3 > at.most_turns * at.shape.share
-    tried(spec, mode, 300, FAST)
-    clear_cache()
-
-
-@pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("processors", [4, 7])
 @pytest.mark.parametrize(
     ("rows", "fields"),

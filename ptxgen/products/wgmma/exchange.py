@@ -2,7 +2,9 @@
 all up in the order of ranks.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
-They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own.
+They lie where its ring was; so a CTA's warps tell all others when they have read theirs, and each sends when it has
+heard of all. A CTA has two mbarriers: `ready`, at which the warps of those that take something arrive, and `sent`,
+which the bytes that come complete.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg, RegArray
+from ptxgen.builder.values import SINK, Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.products.wgmma.geometry import OCTET, Geometry
 from ptxgen.products.wgmma.ring import Ring
@@ -23,44 +25,80 @@ if TYPE_CHECKING:
 VECTOR = 4  # sums that a lane has of an octet
 BYTES = 4 * VECTOR
 MOST_TAKEN = 64  # sums that a thread has asked for at once
+PUSH = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
 
 
 class Exchange:
-    """Fragments `send_sums`, behind which the cluster meets, and `take_sums`; `sums`: those of this CTA's tokens."""
+    """Fragments `tell_ready`, `poll_ready`, `send_sums`, `poll_sent` and `take_sums`."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
         self.own = at.out_tokens // OCTET
         self.row_bytes = BYTES * 32 * at.warps  # of an octet, all threads
         self.slot_bytes = at.shape.blocks * self.own * self.row_bytes
+        self.ready, self.sent = b.shared("sums_ready", 8, 8), b.shared("sums_sent", 8, 8)
+
+    def make(self, tasks: Tasks) -> None:
+        """The mbarriers, by one thread; a part of a fragment that makes others, too."""
+        b, at = self.b, self.at
+        makes = b.op("setp.eq.u32", "makes_sums_bells", tasks.thread, 0)
+        b.op("mbarrier.init.shared::cta.b64", self.ready[0], at.warps * at.takers, pred=makes)
+        b.op("mbarrier.init.shared::cta.b64", self.sent[0], 1, pred=makes)
+        total: Reg | int = (at.shape.split - 1) * self.slot_bytes
+        if tasks.takes is not None:
+            total = b.op("selp.u32", "bytes_to_come", total, 0, tasks.takes)
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.sent[0], total, pred=makes)
 
     def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
-        """Both fragments; the sums that this CTA finishes."""
+        """All fragments, for these sums of the tile's tokens; the sums that this CTA finishes."""
         b, at, rank = self.b, self.at, tasks.split_rank
         assert rank is not None
+        with b.fragment("tell_ready", "lane i tells CTA i that this warp reads its ring no more"):
+            tells = b.op("setp.lt.u32", "tells_ready", tasks.lane, at.shape.split)
+            if tasks.takes is not None:
+                b.op("and.pred", tells, tells, tasks.takes)
+            bell = b.op("mov.u32", "ready_bell", self.ready)
+            b.op("mapa.shared::cluster.u32", bell, bell, self._rank(tasks, tasks.lane), pred=tells)
+            b.op("mbarrier.arrive.release.cluster.shared::cluster.b64", SINK, bell[0], pred=tells)
+        with b.fragment("poll_ready"):
+            is_ready = b.reg("is_ready", "pred")
+            b.op("mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64", is_ready, self.ready[0], 0)
+        with b.fragment("poll_sent"):
+            is_sent = b.reg("is_sent", "pred")
+            b.op("mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64", is_sent, self.sent[0], 0)
         with b.fragment("send_sums", "to each CTA its tokens' sums, where its ring was"):
             place = b.op("mov.u32", "sums_place", self.ring.memory)
             b.op("mad.lo.u32", place, tasks.thread, BYTES, place)
             own = b.op("mad.lo.u32", "own_slot", rank, self.slot_bytes, place)
-            there = b.reg("their_slot", "u32")
+            there, bell = b.reg("their_slot", "u32"), b.reg("their_sent_bell", "u32")
+            mine, other = b.reg("is_own", "pred"), b.reg("is_others", "pred")
             for taker in range(at.takers):
-                b.op("mapa.shared::cluster.u32", there, own, self._rank(tasks, taker))
+                b.op("setp.eq.u32", mine, rank, taker)
+                b.op("setp.ne.u32", other, rank, taker)
+                their_rank = self._rank(tasks, taker)
+                b.op("mapa.shared::cluster.u32", there, own, their_rank)
+                b.op("mov.u32", bell, self.sent)
+                b.op("mapa.shared::cluster.u32", bell, bell, their_rank)
                 for index in range(self.own):
                     for block, values in enumerate(sums):
-                        first = VECTOR * (taker * self.own + index)
-                        to = there[self._offset(block, index)]
-                        b.op("st.shared::cluster.v4.f32", to, tuple(values[first : first + VECTOR]))
+                        first, offset = VECTOR * (taker * self.own + index), self._offset(block, index)
+                        four = tuple(values[first : first + VECTOR])
+                        b.op(PUSH, there[offset], four, bell[0], pred=other)
+                        b.op("st.shared.v4.f32", own[offset], four, pred=mine)
         taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(at.shape.blocks)]
         with b.fragment("take_sums", "in the order of ranks"):
             self._take(taken, place, tasks.takes)
         return taken
 
-    def _rank(self, tasks: Tasks, taker: int) -> Reg | int:
-        """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""
+    def _rank(self, tasks: Tasks, which: Reg | int) -> Reg | int:
+        """The rank in the cluster of one of the CTAs that share k, of the same rows."""
         if tasks.share_rank is None:
-            return taker
+            return which
         rank = convert.scratch(self.b, "their_rank", "u32")
-        self.b.op("add.u32", rank, tasks.share_rank, taker * self.at.shape.share)
+        if isinstance(which, int):
+            self.b.op("add.u32", rank, tasks.share_rank, which * self.at.shape.share)
+        else:
+            self.b.op("mad.lo.u32", rank, which, self.at.shape.share, tasks.share_rank)
         return rank
 
     def _offset(self, block: int, index: int) -> int:

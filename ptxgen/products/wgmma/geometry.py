@@ -37,7 +37,6 @@ WIDE_TILE = 256
 # stages of two tiles of k for one warpgroup, of weights as they lie, with so many tokens: from, to how many CTAs that
 # take all rows; more of the time that it waits between parts is then hidden, and less of k is on its way
 LONG = {64: (65, PROCESSORS), 128: (1, 64)}
-PAIRED = (128,)  # tokens for which two warpgroups have the same 64 rows of weights as they lie
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 # tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
@@ -61,8 +60,7 @@ SWIZZLE = 1024  # bytes after which it repeats
 class Shape:
     """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of them
     between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
-    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all; `along`: warpgroups of the
-    same rows, of which each takes its part of a stage's tiles."""
+    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
 
     groups: int
     blocks: int
@@ -72,7 +70,6 @@ class Shape:
     deep: int
     resident: int
     share: int = 1
-    along: int = 1
 
 
 def choose(spec: PackedProduct, tokens: int) -> Shape:
@@ -109,16 +106,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         least, most = LONG.get(tokens, (0, 0))
         if least <= -(-rows // tile_rows) * split <= most:
             tiles, part = 2, 4
-    along = 1
-    if groups == 1 and not beside and split == 1 and not spec.stream and _pairs(spec, tokens):
-        tiles, part, along = 2, 2, 2
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, along)
-
-
-def _pairs(spec: PackedProduct, tokens: int) -> bool:
-    """Whether two warpgroups that take a stage's tiles in turn hide what stands between one's products."""
-    plain = isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast" and spec.parts == 1
-    return plain and tokens in PAIRED and spec.kind.tiles(spec.k) % 2 == 0
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
 def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
@@ -179,16 +167,11 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     if _halves(spec):
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
         together = next(fit, tokens)
-        return together, shape.along * buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
+        return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
-    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * shape.along * together * (
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
     )
-
-
-def _given(tokens: int, shape: Shape) -> int:
-    """Bytes of sums that warpgroups of the same rows give each other."""
-    return 4 * 64 * shape.groups * tokens * (shape.along - 1)
 
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
@@ -236,15 +219,13 @@ class Geometry:
         tokens = tokens or spec.tokens
         shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact" and not spec.by_row
         while kind.tiles(spec.k) % shape.tiles or kind.tiles(spec.k) < shape.tiles * shape.split:
-            shape = replace(shape, tiles=shape.tiles // 2, along=1)
+            shape = replace(shape, tiles=shape.tiles // 2)
         per_tile = kind.tile_k // spec.columns * spec.digits * tokens * ROW_BYTES
         scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
-            out_tokens = share_of_tokens(tokens, shape.split) // shape.along
+            out_tokens = share_of_tokens(tokens, shape.split)
             together, results = _results(spec, out_tokens, shape, records)
-            if shape.along > 1:
-                results = max(results, _given(tokens, shape))
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
             stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
@@ -254,14 +235,14 @@ class Geometry:
             if room >= least or smaller is None:
                 break
             shape = smaller
-        alternate = shape.tiles // shape.along * shape.blocks * spec.chunks // shape.part % 2 == 0
+        alternate = shape.tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
         ring = room if sums else room - results
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         halves = _halves(spec)
-        for more in HALVES_MORE if halves and shape.along == 1 else ():
+        for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
             if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
                 together, results = more, bytes_of_more
@@ -297,11 +278,6 @@ class Geometry:
     @property
     def warps(self) -> int:
         """Warps that multiply."""
-        return self.row_warps * self.shape.along
-
-    @property
-    def row_warps(self) -> int:
-        """Of these, those that have rows of their own."""
         return WARPS * self.shape.groups
 
     @property
@@ -324,7 +300,7 @@ class Geometry:
     @property
     def records(self) -> int:
         """Records of 16 rows of a CTA, those of gate and of up."""
-        return self.row_warps * self.shape.blocks
+        return self.warps * self.shape.blocks
 
     @property
     def rows(self) -> int:
@@ -357,11 +333,6 @@ class Geometry:
     def out_tokens(self) -> int:
         """Tokens of a tile that a CTA finishes."""
         return share_of_tokens(self.tokens, self.shape.split)
-
-    @property
-    def own_tokens(self) -> int:
-        """Of these, what a warpgroup finishes."""
-        return self.out_tokens // self.shape.along
 
     @property
     def takers(self) -> int:

@@ -54,12 +54,12 @@ class HalfResults:
         b, at = self.b, self.at
         self.takes = tasks.takes
         with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):
-            self._begin(tasks)
-            self.own_token = tasks.own_token(self.token, at.own_tokens)
+            self._begin(tasks.thread, tasks.lane, tasks.warp)
+            self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
             self._find(tasks.group, tasks.token_tile, tasks.count)
         rounds = []
-        for first in range(0, at.own_tokens, at.result_tokens):
+        for first in range(0, at.out_tokens, at.result_tokens):
             number = first // at.result_tokens
             with b.fragment(f"leave{number}", f"tokens {first} on: results to shared memory") as leave:
                 self._leave(first)
@@ -67,16 +67,14 @@ class HalfResults:
                 self._take(first)
             rounds.append((leave, take))
         meets = self.meeting, THREADS
-        meets_last = len(rounds) % RESULT_BUFFERS > 0 and at.shape.along == 1
-        b.expose(result_rounds=rounds, result_meeting=meets, meets_last=meets_last)
+        b.expose(result_rounds=rounds, result_meeting=meets, meets_last=len(rounds) % RESULT_BUFFERS > 0)
 
-    def _begin(self, tasks: Tasks) -> None:
+    def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
         b, at = self.b, self.at
-        thread, lane, warp = tasks.thread, tasks.lane, tasks.warp
         area = b.op("add.u32", "results_place", b.op("mov.u32", "ring_of_results", self.ring.memory),
                     at.results_at)  # fmt: skip
         own_group = b.op("shr.u32", "own_group", warp, 2)
-        b.op("mad.lo.u32", area, own_group, buffers(at.own_tokens, at.result_tokens) * self.buffer_bytes, area)
+        b.op("mad.lo.u32", area, own_group, buffers(at.out_tokens, at.result_tokens) * self.buffer_bytes, area)
         self.meeting = b.op("add.u32", "meeting", own_group, 1)
         b.note("lanes 0 to 7 name the places of tokens 0 to 7 in the first piece, the next eight in the second")
         token = b.op("and.b32", "left_token", lane, 7)
@@ -95,8 +93,7 @@ class HalfResults:
         of_group = b.op("and.b32", "thread_of_group", thread, THREADS - 1)
         self.token, piece = split(b, "taken_token", "taken_piece", of_group, self.pieces)
         self.column = b.op("mul.lo.u32", "taken_column", piece, PIECE)
-        if at.shape.along == 1:
-            b.op("mad.lo.u32", self.column, own_group, self.rows, self.column)
+        b.op("mad.lo.u32", self.column, own_group, self.rows, self.column)
         turned = b.op("and.b32", "taken_turn", self.token, 7)
         b.op("xor.b32", turned, turned, piece)
         there = b.op("min.u32", "token_there", self.token, at.result_tokens - 1)
@@ -109,7 +106,7 @@ class HalfResults:
         if self.bias is not None:
             self.bias_from = b.ld_param("bias")
             self.bias_row = b.op("shr.u32", "bias_row", lane, 2)
-            b.op("mad.lo.u32", self.bias_row, tasks.row_warp, TILE_ROWS * self.blocks, self.bias_row)
+            b.op("mad.lo.u32", self.bias_row, warp, TILE_ROWS * self.blocks, self.bias_row)
 
     def _begin_output(self, piece: Reg) -> None:
         """What the output asks for, of a thread that takes `piece` up."""
@@ -183,7 +180,7 @@ class HalfResults:
             b.op("setp.gt.s32", self.stores, self.left, first + load * self.at_once)
             self._store(piece, self._has(load))
             passed = self.at_once if load + 1 < self.loads else at.result_tokens - load * self.at_once
-            if first + at.result_tokens < at.own_tokens or load + 1 < self.loads:
+            if first + at.result_tokens < at.out_tokens or load + 1 < self.loads:
                 b.op("add.u64", self.to, self.to, self.row_bytes * passed)
 
     def _has(self, load: int) -> Reg | None:

@@ -90,7 +90,7 @@ class Multiplier:
 
     def _parts(self) -> Iterator[Part]:
         at, step = self.at, self.at.shape.part
-        for tile in range(at.shape.tiles // at.shape.along):
+        for tile in range(at.shape.tiles):
             for block in range(at.shape.blocks):
                 for first in range(0, self.spec.chunks, step):
                     yield Part(tile, block, range(first, first + step))
@@ -104,18 +104,11 @@ class Multiplier:
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
-            own = b.op("mad.lo.u32", "own_records", tasks.row_warp, at.shape.blocks * at.tile_bytes, base)
-            own_tiles = at.shape.tiles // at.shape.along
-            if tasks.along_rank is not None:
-                b.note("this warpgroup's part of a stage's tiles")
-                b.op("mad.lo.u32", own, tasks.along_rank, own_tiles * self.kind.tile_bytes, own)
+            own = b.op("mad.lo.u32", "own_records", warp, at.shape.blocks * at.tile_bytes, base)
             self.row = b.op("shr.u32", "row_of_lane", lane, 2)
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
-            if tasks.along_rank is not None:
-                own_tokens = self._chunk_of_tokens(own_tiles, 0) >> 4
-                b.op("mad.lo.u32", self.first_tokens, tasks.along_rank, own_tokens, self.first_tokens)
             arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.peer = lane
             if tasks.split_rank is not None and at.shape.share > 1:

@@ -30,7 +30,7 @@ class Results:
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
     ) -> None:
         self.b, self.spec, self.at, self.ring, self.sums = b, spec, at, ring, sums
-        self.area_rows = at.rows // at.row_warps  # of a part in an area of shared memory
+        self.area_rows = at.rows // at.warps  # of a part in an area of shared memory
         self.pitch = 4 * (self.area_rows + BANK_PAD)
         self.part_bytes = self.pitch * at.result_tokens
         self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
@@ -63,8 +63,8 @@ class Results:
             b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
             b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
-            b.op("mad.lo.u32", self.column, tasks.row_warp, self.area_rows, self.column)
-            self.token = tasks.own_token(self.token, at.own_tokens)
+            b.op("mad.lo.u32", self.column, warp, self.area_rows, self.column)
+            self.token = tasks.own_token(self.token, at.out_tokens)
             self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
             self.inside = b.reg("column_inside", "pred")
             self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
@@ -74,9 +74,9 @@ class Results:
         with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
             self._find_output()
             self._leave_some(0)
-            for first in range(0, at.own_tokens, at.result_tokens):
+            for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
-            if at.result_tokens == at.own_tokens:
+            if at.result_tokens == at.out_tokens:
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
 
     def _leave(self, octet: int, place: int, first: int = 0) -> None:
@@ -122,7 +122,7 @@ class Results:
             for part, values in enumerate(parts):
                 offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
                 convert.load_words(b, values, self.taken, offset, space="shared")
-        if first + at.result_tokens < at.own_tokens:
+        if first + at.result_tokens < at.out_tokens:
             self._leave_some(first + at.result_tokens)
         for load, parts in enumerate(self.values):
             self._finish(first + load * self.together, parts)

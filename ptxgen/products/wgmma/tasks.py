@@ -34,7 +34,6 @@ class Tasks:
         self.b, self.spec, self.at = b, spec, at
         self.share_rank: Reg | None = None
         self.split_rank: Reg | None = None
-        self.along_rank: Reg | None = None
         self.takes: Reg | None = None
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
@@ -52,10 +51,6 @@ class Tasks:
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
             tile = self.tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
             self.tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
-            self.row_warp = warp
-            if at.shape.along > 1:
-                self.row_warp = b.op("and.b32", "row_warp", warp, at.row_warps - 1)
-                self.along_rank = b.op("shr.u32", "along_rank", warp, at.row_warps.bit_length() - 1)
             if split * share > 1:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
                 b.op("div.u32", tile, tile, split * share)
@@ -89,11 +84,10 @@ class Tasks:
             self.takes = b.op("setp.lt.u32", "takes_tokens", rank, at.takers)
 
     def own_token(self, token: Reg, each: int) -> Reg:
-        """Of the tile, a token of those that this warpgroup finishes, `each` as many; part of an open fragment."""
-        rank = self.split_rank if self.along_rank is None else self.along_rank
-        if rank is None:
+        """Of the tile, a token of those that this CTA finishes, `each` as many; part of an open fragment."""
+        if self.split_rank is None:
             return token
-        own: Reg = self.b.op("mad.lo.u32", "own_token", rank, each, token)
+        own: Reg = self.b.op("mad.lo.u32", "own_token", self.split_rank, each, token)
         return own
 
     def _own_group(self) -> None:
