@@ -277,7 +277,14 @@ class PackedGemm(PackedProduct):
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
         ring, tasks = Ring(b, at), Tasks(b, self, at)
-        tasks.locate(ring.make)
+        exchange = Exchange(b, self, at, ring) if at.shape.split > 1 else None
+
+        def make() -> None:
+            if exchange is not None:
+                exchange.make(tasks)
+            ring.make(tasks.thread)
+
+        tasks.locate(make)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])
@@ -298,7 +305,7 @@ class PackedGemm(PackedProduct):
         multiplier.build(tasks)
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
-        sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
+        sums = multiplier.sums if exchange is None else exchange.build(tasks, multiplier.sums)
         results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
         results(b, self, at, ring, sums).build(tasks)
         b.expose(

@@ -3,8 +3,8 @@ all up in the order of ranks.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
 They lie where its ring was; so a CTA's warps tell all others when they have read theirs, and each sends when it has
-heard of all. A CTA has two mbarriers: `ready`, at which the warps of those that take something arrive, and `sent`,
-which the bytes that come complete.
+heard of all. A CTA has two mbarriers: `ready`, at which every warp arrives, and `sent`, which the bytes that come
+complete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Exchange:
         """The mbarriers, by one thread; a part of a fragment that makes others, too."""
         b, at = self.b, self.at
         makes = b.op("setp.eq.u32", "makes_sums_bells", tasks.thread, 0)
-        b.op("mbarrier.init.shared::cta.b64", self.ready[0], at.warps * at.takers, pred=makes)
+        b.op("mbarrier.init.shared::cta.b64", self.ready[0], at.warps * at.shape.split, pred=makes)
         b.op("mbarrier.init.shared::cta.b64", self.sent[0], 1, pred=makes)
         total: Reg | int = (at.shape.split - 1) * self.slot_bytes
         if tasks.takes is not None:
@@ -55,8 +55,6 @@ class Exchange:
         assert rank is not None
         with b.fragment("tell_ready", "lane i tells CTA i that this warp reads its ring no more"):
             tells = b.op("setp.lt.u32", "tells_ready", tasks.lane, at.shape.split)
-            if tasks.takes is not None:
-                b.op("and.pred", tells, tells, tasks.takes)
             bell = b.op("mov.u32", "ready_bell", self.ready)
             b.op("mapa.shared::cluster.u32", bell, bell, self._rank(tasks, tasks.lane), pred=tells)
             b.op("mbarrier.arrive.release.cluster.shared::cluster.b64", SINK, bell[0], pred=tells)
