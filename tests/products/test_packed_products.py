@@ -492,15 +492,27 @@ def test_stages_of_one_warpgroup_are_long_where_the_table_says_so(mode: str, k: 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize(
-    ("count", "split", "each"), [(8, 4, 8), (16, 2, 8), (32, 8, 8), (96, 8, 16), (112, 4, 56), (192, 8, 24)]
-)
-def test_ctas_that_share_k_finish_whole_octets(mode: str, count: int, split: int, each: int) -> None:
+    ("count", "split", "each", "last"),
+    [(8, 4, 8, 8), (16, 2, 8, 8), (32, 8, 8, 8), (96, 8, 16, 16), (104, 2, 56, 48), (104, 8, 16, 8), (112, 4, 32, 16),
+     (192, 8, 24, 24)],
+)  # fmt: skip
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+def test_ctas_that_share_k_finish_whole_octets(
+    mode: str, count: int, split: int, each: int, last: int, out: str
+) -> None:
     spec = PackedGemm(
-        128, 1024, tokens=count, tile_rows=64, split=split, share=1, precision="fast", out_dtype=bf16, bias=True
+        128, 1024, tokens=count, tile_rows=64, split=split, share=1, precision="fast", out_dtype=out, bias=True
     )
     at = Geometry.of(spec)
-    assert (at.out_tokens, at.takers) == (each, count // each)
-    tried(spec, mode, count + 3, FAST)
+    assert (at.out_tokens, at.takers, at.last_tokens) == (each, -(-count // each), last)
+    tried(spec, mode, 2 * count + 3, FAST)
+
+
+@pytest.mark.parametrize("count", [96, 104, 112])
+def test_packed_results_of_ctas_that_share_k_are_as_many_in_each(count: int) -> None:
+    spec = PackedGemm(256, 1024, tokens=count, split=4, precision="fast", packed_out=True)
+    assert Geometry.of(spec).last_tokens == Geometry.of(spec).out_tokens
+    tried(spec, "check", count + 3, FAST)
 
 
 @pytest.mark.parametrize("name", FORMATS)

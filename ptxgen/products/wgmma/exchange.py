@@ -33,7 +33,7 @@ class Exchange:
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
-        self.own = at.out_tokens // OCTET
+        self.own, self.last = at.out_tokens // OCTET, at.last_tokens // OCTET  # octets of a CTA, and of the last
         self.row_bytes = BYTES * 32 * at.warps  # of an octet, all threads
         self.slot_bytes = at.shape.blocks * self.own * self.row_bytes
         self.ready, self.sent = b.shared("sums_ready", 8, 8), b.shared("sums_sent", 8, 8)
@@ -45,8 +45,13 @@ class Exchange:
         b.op("mbarrier.init.shared::cta.b64", self.ready[0], at.warps * at.shape.split, pred=makes)
         b.op("mbarrier.init.shared::cta.b64", self.sent[0], 1, pred=makes)
         total: Reg | int = (at.shape.split - 1) * self.slot_bytes
+        to_come = convert.scratch(b, "bytes_to_come", "u32")
+        if self.last < self.own:
+            last = (at.shape.split - 1) * self.slot_bytes // self.own * self.last
+            is_last = b.op("setp.eq.u32", "is_last_taker", tasks.split_rank, at.takers - 1)
+            total = b.op("selp.u32", to_come, last, total, is_last)
         if tasks.takes is not None:
-            total = b.op("selp.u32", "bytes_to_come", total, 0, tasks.takes)
+            total = b.op("selp.u32", to_come, total, 0, tasks.takes)
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.sent[0], total, pred=makes)
 
     def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
@@ -77,7 +82,7 @@ class Exchange:
                 b.op("mapa.shared::cluster.u32", there, own, their_rank)
                 b.op("mov.u32", bell, self.sent)
                 b.op("mapa.shared::cluster.u32", bell, bell, their_rank)
-                for index in range(self.own):
+                for index in range(self.last if taker == at.takers - 1 else self.own):
                     for block, values in enumerate(sums):
                         first, offset = VECTOR * (taker * self.own + index), self._offset(block, index)
                         four = tuple(values[first : first + VECTOR])
@@ -85,7 +90,7 @@ class Exchange:
                         b.op("st.shared.v4.f32", own[offset], four, pred=mine)
         taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(at.shape.blocks)]
         with b.fragment("take_sums", "in the order of ranks"):
-            self._take(taken, place, tasks.takes)
+            self._take(taken, place, tasks)
         return taken
 
     def _rank(self, tasks: Tasks, which: Reg | int) -> Reg | int:
@@ -102,8 +107,13 @@ class Exchange:
     def _offset(self, block: int, index: int) -> int:
         return (block * self.own + index) * self.row_bytes
 
-    def _take(self, taken: Sequence[RegArray], place: Reg, takes: Reg | None) -> None:
+    def _take(self, taken: Sequence[RegArray], place: Reg, tasks: Tasks) -> None:
         b, split = self.b, self.at.shape.split
+        takes, takes_all = tasks.takes, tasks.takes
+        if self.last < self.own:
+            takes_all = b.op("setp.ne.u32", "takes_all", tasks.split_rank, self.at.takers - 1)
+            if takes is not None:
+                b.op("and.pred", takes_all, takes_all, takes)
         items = [(block, index) for block in range(len(taken)) for index in range(self.own)]
         batch = max(1, MOST_TAKEN // (VECTOR * split))
         got = b.array("got", "f32", VECTOR * (split - 1) * min(batch, len(items)))
@@ -115,10 +125,11 @@ class Exchange:
                 begin = VECTOR * (split - 1) * number
                 of_ranks += [got[begin + VECTOR * peer : begin + VECTOR * (peer + 1)] for peer in range(split - 1)]
                 for peer, values in enumerate(of_ranks):
-                    if takes is not None:
+                    has = takes if index < self.last else takes_all
+                    if has is not None:
                         convert.clear(b, values)
                     offset = peer * self.slot_bytes + self._offset(block, index)
-                    convert.load_words(b, values, place, offset, space="shared", pred=takes)
+                    convert.load_words(b, values, place, offset, space="shared", pred=has)
                 parts.append(of_ranks)
             for total, *others in parts:
                 for values in others:

@@ -151,10 +151,12 @@ def _halves(spec: PackedProduct) -> bool:
     return spec.out_dtype != f32 and spec.n % HALVES == 0
 
 
-def share_of_tokens(tokens: int, split: int) -> int:
-    """Tokens that a CTA finishes of those that it shares k with: whole octets, as many in every CTA that has any."""
+def share_of_tokens(tokens: int, split: int, *, even: bool = False) -> int:
+    """Tokens that a CTA finishes of those that it shares k with: whole octets; the last that has any may have fewer,
+    unless `even`."""
     octets = tokens // OCTET
-    return OCTET * next(own for own in range(-(-octets // split), octets + 1) if octets % own == 0)
+    own = -(-octets // split)
+    return OCTET * (next(each for each in range(own, octets + 1) if octets % each == 0) if even else own)
 
 
 def buffers(tokens: int, together: int) -> int:
@@ -212,6 +214,7 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
+    out_tokens: int  # of a tile that a CTA finishes, at most
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -224,7 +227,7 @@ class Geometry:
         scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
-            out_tokens = share_of_tokens(tokens, shape.split)
+            out_tokens = share_of_tokens(tokens, shape.split, even=spec.packed_out)
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
@@ -255,7 +258,7 @@ class Geometry:
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, out_tokens,
         )  # fmt: skip
 
     @property
@@ -330,14 +333,14 @@ class Geometry:
         return max(1, PROCESSORS * self.shape.resident // self.shape.share)
 
     @property
-    def out_tokens(self) -> int:
-        """Tokens of a tile that a CTA finishes."""
-        return share_of_tokens(self.tokens, self.shape.split)
-
-    @property
     def takers(self) -> int:
         """CTAs, of those that share k, that finish tokens."""
-        return self.tokens // self.out_tokens
+        return -(-self.tokens // self.out_tokens)
+
+    @property
+    def last_tokens(self) -> int:
+        """Tokens that the last of these finishes."""
+        return self.tokens - (self.takers - 1) * self.out_tokens
 
     @property
     def results_at(self) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -89,6 +90,16 @@ class Tasks:
             return token
         own: Reg = self.b.op("mad.lo.u32", "own_token", self.split_rank, each, token)
         return own
+
+    def token_end(self) -> Reg:
+        """The end of the tokens that there are, or of the tile, behind which the last CTA that finishes some has none;
+        part of an open fragment."""
+        b, at = self.b, self.at
+        if at.last_tokens == at.out_tokens:
+            return self.count
+        end: Reg = b.op("mad.lo.s32", scratch(b, "token_end", "s32"), self.token_tile, at.tokens, at.tokens)
+        b.op("min.s32", end, end, self.count)
+        return end
 
     def _own_group(self) -> None:
         """Rows of the CTA, of those of the cluster."""
