@@ -84,7 +84,6 @@ class PackedGemm(PackedProduct):
         r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
-        r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|44|48|52|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
