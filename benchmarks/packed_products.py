@@ -1,6 +1,7 @@
 """Products of 8 to 4096 tokens by PackTokens and PackedGemm beside cuBLAS (bf16) and the read of the weights.
 
     python -m benchmarks.packed_products --seconds 100            measure on a GPU, print, append rows of products
+    python -m benchmarks.packed_products --impls programmatic     of ours only these
     python -m benchmarks.packed_products --report [--run ID]      the table of the last run, or of one
 
 Every call is a node of a CUDA graph over weights that exceed the L2, the same values for all. Implementations of a case
@@ -55,8 +56,8 @@ def cases() -> Iterator[Case]:
         yield {"m": m, "n": n, "k": k, "weights": name}
 
 
-def specs(case: Case) -> dict[str, PackedGemm]:
-    """By name, the products that are measured of a case."""
+def specs(case: Case, impls: str | None = None) -> dict[str, PackedGemm]:
+    """By name, the products that are measured of a case: all, or those of `impls`, separated by commas."""
     m, fields = case["m"], {name: case[name] for name in ("n", "k", "weights")}
     found = {}
     for impl in ("ptxgen", "programmatic"):
@@ -67,7 +68,7 @@ def specs(case: Case) -> dict[str, PackedGemm]:
         found["stream"] = replace(found["programmatic"], stream=True, **tile)
     if (case["n"], case["k"]) in SHAPES[:2]:
         found["exact"] = PackedGemm.best(m, precision="exact", **fields)
-    return found
+    return found if impls is None else {impl: spec for impl, spec in found.items() if impl in impls.split(",")}
 
 
 def packing(spec: PackedGemm) -> PackTokens:
@@ -81,8 +82,8 @@ def named(spec: PackedGemm) -> str:
     return f"{tile} stream" if spec.stream else tile
 
 
-def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None:
-    """Every implementation of a case, in rounds."""
+def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made], impls: str | None = None) -> None:
+    """Every implementation of a case, or those of `impls`, in rounds."""
     import torch
 
     from benchmarks.gpu import Chain, Loaded, sets_for
@@ -98,7 +99,7 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     calls: dict[str, Sequence[Callable[[], Any]]] = {}
     about: dict[str, dict[str, Any]] = {}
     loaded, tiles = [], {}
-    for impl, spec in specs(case).items():
+    for impl, spec in specs(case, impls).items():
         pack = packing(spec)
         if pack not in tiles:
             loaded.append(Loaded(*kernels(pack), rows=m))
@@ -158,8 +159,8 @@ def main(run: Run, given: argparse.Namespace) -> None:
     chosen = [case for case in cases() if is_chosen(case, given)]
     random.shuffle(chosen)
     chosen.sort(key=lambda case: case["weights"] != "bf16")
-    wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
-    as_time_allows(run, chosen, wanted, measure, given.seconds)
+    wanted = [each for case in chosen for spec in specs(case, given.impls).values() for each in (packing(spec), spec)]
+    as_time_allows(run, chosen, wanted, partial(measure, impls=given.impls), given.seconds)
 
 
 def as_time_allows(
@@ -244,5 +245,7 @@ CHOICES = (
     ("--tokens", {"help": "only these numbers of tokens, separated by commas"}),
 )
 
+IMPL_CHOICE = ("--impls", {"help": "of ours only these, separated by commas"})
+
 if __name__ == "__main__":
-    command("products", __doc__, main, *CHOICES, device=gpu, table=table, at_once=True)
+    command("products", __doc__, main, *CHOICES, IMPL_CHOICE, device=gpu, table=table, at_once=True)

@@ -28,6 +28,7 @@ HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that 
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY = 2  # stages of weights that many tokens' CTA asks for first
+APART = 4  # stages that leave sums of CTAs that share k room of their own
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
@@ -159,6 +160,11 @@ def share_of_tokens(tokens: int, split: int, *, even: bool = False) -> int:
     return OCTET * (next(each for each in range(own, octets + 1) if octets % each == 0) if even else own)
 
 
+def slots(split: int) -> int:
+    """CTAs' sums that a CTA has in shared memory: of two the other's, of more all, in the order of ranks."""
+    return {1: 0, 2: 1}.get(split, split)
+
+
 def buffers(tokens: int, together: int) -> int:
     """Of a warpgroup's results, in turn, where so many of its tokens are in shared memory together."""
     return min(RESULT_BUFFERS, tokens // together)
@@ -215,6 +221,7 @@ class Geometry:
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
     out_tokens: int  # of a tile that a CTA finishes, at most
+    apart: bool  # sums that CTAs send each other have room beside the ring
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -229,8 +236,8 @@ class Geometry:
             records = WARPS * shape.groups * shape.blocks
             out_tokens = share_of_tokens(tokens, shape.split, even=spec.packed_out)
             together, results = _results(spec, out_tokens, shape, records)
-            # that a CTA is sent, where the ring was
-            sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
+            # that a CTA is sent, behind the ring or where it was
+            sums = 4 * slots(shape.split) * out_tokens * records * TILE_ROWS
             stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
@@ -242,12 +249,13 @@ class Geometry:
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
-        ring = room if sums else room - results
+        apart = sums > 0 and (room - results - sums) // stage >= APART
+        ring = room - results - sums if apart or not sums else room
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         halves = _halves(spec)
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
-            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
+            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums + stages * stage if apart else sums or stages * stage):
                 together, results = more, bytes_of_more
                 break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
@@ -258,7 +266,7 @@ class Geometry:
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, out_tokens,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, out_tokens, apart,
         )  # fmt: skip
 
     @property
@@ -343,11 +351,16 @@ class Geometry:
         return self.tokens - (self.takers - 1) * self.out_tokens
 
     @property
+    def sums_at(self) -> int:
+        """Where sums lie that CTAs send each other."""
+        return self.stages * self.stage_bytes if self.apart else 0
+
+    @property
     def results_at(self) -> int:
-        """Where results lie in shared memory: behind the ring, or the sums of CTAs that share k in its place."""
+        """Where results lie in shared memory: behind the ring, and behind the sums."""
         if self.shape.split == 1:
             return self.stages * self.stage_bytes
-        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
+        return self.sums_at + 4 * slots(self.shape.split) * self.out_tokens * self.records * TILE_ROWS
 
     @property
     def shared(self) -> int:
