@@ -253,9 +253,10 @@ class Geometry:
         ring = room - results - sums if apart or not sums else room
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         halves = _halves(spec)
+        free = room - (stages * stage + sums if apart else sums or stages * stage)  # for results
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
-            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums + stages * stage if apart else sums or stages * stage):
+            if out_tokens % (RESULT_BUFFERS * more) == 0 and free >= bytes_of_more:
                 together, results = more, bytes_of_more
                 break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
