@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prepared import Made, prepared
 from benchmarks.products import FLOORS, SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.timing.prepared import Made, prepared
 from ptxgen.dtypes import bf16
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
@@ -82,11 +82,13 @@ def named(spec: PackedGemm) -> str:
     return f"{tile} stream" if spec.stream else tile
 
 
-def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made], impls: str | None = None) -> None:
-    """Every implementation of a case, or those of `impls`, in rounds."""
+def measure(
+    run: Run, case: Case, kernels: Callable[[KernelType], Made], impls: str | None = None, rounds: int = ROUNDS
+) -> None:
+    """Every implementation of a case, or of ours those of `impls` alone, in rounds."""
     import torch
 
-    from benchmarks.gpu import Chain, Loaded, sets_for
+    from benchmarks.timing.gpu import Chain, Loaded, sets_for
 
     m, n, k, name = case["m"], case["n"], case["k"], case["weights"]
     x = torch.randn(m, k, device="cuda")
@@ -107,7 +109,8 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made], impls: 
             tiles[pack] = torch.zeros(shape.elements({"rows": m}), dtype=torch.bfloat16, device="cuda")
             call = loaded[-1].bind(x=x, out=tiles[pack], n_rows=m)
             call()
-            calls.setdefault("pack", [call] * NODES)
+            if impls is None:
+                calls.setdefault("pack", [call] * NODES)
         kernel = Loaded(*kernels(spec), rows=m)
         loaded.append(kernel)
         out = torch.full((m, n), torch.nan, device="cuda", dtype=getattr(torch, TYPES[spec.out_dtype.name]))
@@ -123,7 +126,7 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made], impls: 
     times = max(1, int(min(NODES / count, MOST_US / (count * least))))
     us: dict[str, list[float]] = {impl: [] for impl in calls}
     chains = {impl: Chain(each if impl == "pack" else list(each) * times) for impl, each in calls.items()}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for impl in random.sample(sorted(chains), len(chains)):
             us[impl].append(chains[impl].us(REPLAYS, SETTLE))
     for impl, found in us.items():
@@ -160,7 +163,8 @@ def main(run: Run, given: argparse.Namespace) -> None:
     random.shuffle(chosen)
     chosen.sort(key=lambda case: case["weights"] != "bf16")
     wanted = [each for case in chosen for spec in specs(case, given.impls).values() for each in (packing(spec), spec)]
-    as_time_allows(run, chosen, wanted, partial(measure, impls=given.impls), given.seconds)
+    how = partial(measure, impls=given.impls, rounds=given.rounds)
+    as_time_allows(run, chosen, wanted, how, given.seconds)
 
 
 def as_time_allows(
@@ -229,9 +233,9 @@ def ratios(rows: Sequence[dict[str, Any]]) -> str:
     said = []
     for least, most in RANGES:
         found = [
-            each["cublas"] / each.get("programmatic", each["ptxgen"])
+            each["cublas"] / (each["programmatic"] if "programmatic" in each else each["ptxgen"])
             for case, each in us.items()
-            if least <= case[0] <= most and {"cublas", "ptxgen"} <= each.keys()
+            if least <= case[0] <= most and "cublas" in each and {"programmatic", "ptxgen"} & each.keys()
         ]
         if found:
             tokens = f"{least} to {most}" if least < most else f"{least}"
@@ -245,7 +249,10 @@ CHOICES = (
     ("--tokens", {"help": "only these numbers of tokens, separated by commas"}),
 )
 
-IMPL_CHOICE = ("--impls", {"help": "of ours only these, separated by commas"})
+HOW = (
+    ("--impls", {"help": "of ours only these, separated by commas, and not the packing of tokens"}),
+    ("--rounds", {"type": int, "default": ROUNDS, "help": "how often each is measured"}),
+)
 
 if __name__ == "__main__":
-    command("products", __doc__, main, *CHOICES, IMPL_CHOICE, device=gpu, table=table, at_once=True)
+    command("products", __doc__, main, *CHOICES, *HOW, device=gpu, table=table, at_once=True)

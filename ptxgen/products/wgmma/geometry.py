@@ -27,8 +27,7 @@ HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
-EARLY = 2  # stages of weights that many tokens' CTA asks for first
-APART = 4  # stages that leave sums of CTAs that share k room of their own
+EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
@@ -152,17 +151,10 @@ def _halves(spec: PackedProduct) -> bool:
     return spec.out_dtype != f32 and spec.n % HALVES == 0
 
 
-def share_of_tokens(tokens: int, split: int, *, even: bool = False) -> int:
-    """Tokens that a CTA finishes of those that it shares k with: whole octets; the last that has any may have fewer,
-    unless `even`."""
+def share_of_tokens(tokens: int, split: int) -> int:
+    """Tokens that a CTA finishes of those that it shares k with: whole octets, as many in every CTA that has any."""
     octets = tokens // OCTET
-    own = -(-octets // split)
-    return OCTET * (next(each for each in range(own, octets + 1) if octets % each == 0) if even else own)
-
-
-def slots(split: int) -> int:
-    """CTAs' sums that a CTA has in shared memory: of two the other's, of more all, in the order of ranks."""
-    return {1: 0, 2: 1}.get(split, split)
+    return OCTET * next(own for own in range(-(-octets // split), octets + 1) if octets % own == 0)
 
 
 def buffers(tokens: int, together: int) -> int:
@@ -220,8 +212,6 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
-    out_tokens: int  # of a tile that a CTA finishes, at most
-    apart: bool  # sums that CTAs send each other have room beside the ring
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -234,10 +224,10 @@ class Geometry:
         scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
-            out_tokens = share_of_tokens(tokens, shape.split, even=spec.packed_out)
+            out_tokens = share_of_tokens(tokens, shape.split)
             together, results = _results(spec, out_tokens, shape, records)
-            # that a CTA is sent, behind the ring or where it was
-            sums = 4 * slots(shape.split) * out_tokens * records * TILE_ROWS
+            # that a CTA is sent, where the ring was
+            sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
             stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
@@ -249,14 +239,12 @@ class Geometry:
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
-        apart = sums > 0 and (room - results - sums) // stage >= APART
-        ring = room - results - sums if apart or not sums else room
+        ring = room if sums else room - results
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         halves = _halves(spec)
-        free = room - (stages * stage + sums if apart else sums or stages * stage)  # for results
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
-            if out_tokens % (RESULT_BUFFERS * more) == 0 and free >= bytes_of_more:
+            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
                 together, results = more, bytes_of_more
                 break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
@@ -267,7 +255,7 @@ class Geometry:
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, out_tokens, apart,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
         )  # fmt: skip
 
     @property
@@ -332,9 +320,10 @@ class Geometry:
 
     @property
     def early(self) -> int:
-        """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: of many
-        tokens a few, so that the first tokens are asked for as soon as they are there."""
-        return min(self.stages, self.steps // self.shape.split, self.stages if self.rows_first else EARLY)
+        """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: all, or, of
+        many tokens, so few that it asks for the first tokens as soon as they are there."""
+        most = self.stages if self.rows_first else max(1, EARLY_BYTES // (self.records * self.tile_bytes))
+        return min(self.stages, self.steps // self.shape.split, most)
 
     @property
     def most_turns(self) -> int:
@@ -342,26 +331,21 @@ class Geometry:
         return max(1, PROCESSORS * self.shape.resident // self.shape.share)
 
     @property
+    def out_tokens(self) -> int:
+        """Tokens of a tile that a CTA finishes."""
+        return share_of_tokens(self.tokens, self.shape.split)
+
+    @property
     def takers(self) -> int:
         """CTAs, of those that share k, that finish tokens."""
-        return -(-self.tokens // self.out_tokens)
-
-    @property
-    def last_tokens(self) -> int:
-        """Tokens that the last of these finishes."""
-        return self.tokens - (self.takers - 1) * self.out_tokens
-
-    @property
-    def sums_at(self) -> int:
-        """Where sums lie that CTAs send each other."""
-        return self.stages * self.stage_bytes if self.apart else 0
+        return self.tokens // self.out_tokens
 
     @property
     def results_at(self) -> int:
-        """Where results lie in shared memory: behind the ring, and behind the sums."""
+        """Where results lie in shared memory: behind the ring, or the sums of CTAs that share k in its place."""
         if self.shape.split == 1:
             return self.stages * self.stage_bytes
-        return self.sums_at + 4 * slots(self.shape.split) * self.out_tokens * self.records * TILE_ROWS
+        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
 
     @property
     def shared(self) -> int:

@@ -52,12 +52,12 @@ class HalfResults:
     def build(self, tasks: Tasks) -> None:
         """Build the fragments that turn sums to rows of 16 bits, in shared memory and from there to out."""
         b, at = self.b, self.at
-        self.tasks, self.takes = tasks, tasks.takes
+        self.takes = tasks.takes
         with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):
             self._begin(tasks.thread, tasks.lane, tasks.warp)
             self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
-            self._find(tasks.group, tasks.token_tile)
+            self._find(tasks.group, tasks.token_tile, tasks.count)
         rounds = []
         for first in range(0, at.out_tokens, at.result_tokens):
             number = first // at.result_tokens
@@ -112,12 +112,12 @@ class HalfResults:
         """What the output asks for, of a thread that takes `piece` up."""
         self.row_bytes = self.dtype.bytes * self.spec.n
 
-    def _find(self, group: Reg, token_tile: Reg) -> None:
+    def _find(self, group: Reg, token_tile: Reg, count: Reg) -> None:
         b, spec, at = self.b, self.spec, self.at
         row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.own_token)
         column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows, self.column)
         self._find_place(token_tile, row, column)
-        b.op("sub.s32", self.left, self.tasks.token_end(), row)
+        b.op("sub.s32", self.left, count, row)
         inside = self.inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
         if self.at_once > at.result_tokens:
             b.op("setp.lt.and.u32", inside, self.token, at.result_tokens, inside)

@@ -70,7 +70,7 @@ class Results:
             self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
-        self.group, self.token_tile, self.tasks, self.takes = tasks.group, tasks.token_tile, tasks, tasks.takes
+        self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
         with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
             self._find_output()
             self._leave_some(0)
@@ -95,7 +95,7 @@ class Results:
         row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
         column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows, self.column)
         self.outlet.find(self.token_tile, self.token, row, column)
-        b.op("sub.s32", self.left, self.tasks.token_end(), row)
+        b.op("sub.s32", self.left, self.count, row)
         b.op("setp.lt.u32", self.inside, column, spec.n)
         if self.takes is not None:
             b.op("and.pred", self.inside, self.inside, self.takes)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ class Tasks:
         self.steps: Reg | int = at.steps
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
-    def locate(self, make_bells: Callable[[], None]) -> None:
-        """The fragment `locate`; `make_bells` makes mbarriers in it."""
+    def locate(self, make_ring: Callable[[Reg], None]) -> None:
+        """The fragment `locate`; `make_ring` makes the ring's mbarriers in it, by a thread of this index."""
         b, at = self.b, self.at
         split, share = at.shape.split, at.shape.share
         with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
@@ -63,7 +62,7 @@ class Tasks:
                 b.op("div.u32", self.tile_step, self.tile_step, share)
             if self.split_rank is not None:
                 self._split(self.split_rank)
-            make_bells()
+            make_ring(thread)
             self.weight = b.ld_param("weight")
             self.group, self.token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
             if at.rows_first:
@@ -90,16 +89,6 @@ class Tasks:
             return token
         own: Reg = self.b.op("mad.lo.u32", "own_token", self.split_rank, each, token)
         return own
-
-    def token_end(self) -> Reg:
-        """The end of the tokens that there are, or of the tile, behind which the last CTA that finishes some has none;
-        part of an open fragment."""
-        b, at = self.b, self.at
-        if at.last_tokens == at.out_tokens:
-            return self.count
-        end: Reg = b.op("mad.lo.s32", scratch(b, "token_end", "s32"), self.token_tile, at.tokens, at.tokens)
-        b.op("min.s32", end, end, self.count)
-        return end
 
     def _own_group(self) -> None:
         """Rows of the CTA, of those of the cluster."""

@@ -38,7 +38,7 @@ MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, an
 PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
 BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
-SENDING, SENT = {1: 0, 2: 2200, 4: 4000, 8: 9000}, {1: 0, 2: 5000, 4: 7000, 8: 7000}  # sums to others: of any, of large
+SENDING, SENT = {1: 0, 2: 2600, 4: 4000, 8: 9000}, {1: 0, 2: 7000, 4: 7000, 8: 7000}  # sums to others: of any, of large
 BESIDE_PLAIN = 0.2
 SHARED_PLAIN = 0.995  # what remains of a stage's where tokens are shared
 MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
@@ -49,11 +49,13 @@ SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
 OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    64: ((64, 128, 256), (1,)), 104: ((128,), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)),
+    64: ((64, 128, 256), (1,)), 112: ((128,), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)),
     256: ((64, 128), (1, 2)),
 }  # fmt: skip
-WHOLE_K = 104  # tokens with which no k is shared
-IN_E4M3 = {104: ((), ()), 192: ((128, 192), (1,))}  # the same of e4m3 where it differs
+NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}  # the same of weights of 16 bits where it differs
+WHOLE_K = (104, 112)  # tokens with which no k is shared
+IN_E4M3 = {112: NONE, 192: ((128, 192), (1,))}  # and of e4m3
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -74,12 +76,12 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     if not few and str(fields.get("x_dtype")) == e4m3.name:
         tried = tried | IN_E4M3
     if not few and _plain(fields):  # 64 rows by 64 tokens are slower than they are by this model
-        tried = {count: tile for count, tile in tried.items() if count > MOST_ROWS_FIRST}
+        tried = tried | IN_16_BITS
     if "tokens" in fields:
         tried = {count: tried.get(count, OF_FEW) for count in counts}
     each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
     for count, tile_rows, split, share in each:
-        if count == WHOLE_K and split > 1:
+        if count in WHOLE_K and split > 1:
             continue
         if few and split > 1 and (tile_rows == 192 or (split == 8 and tile_rows == 64)):
             continue
