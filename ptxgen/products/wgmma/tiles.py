@@ -39,7 +39,7 @@ PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so
 BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = {1: 0, 2: 2600, 4: 4000, 8: 9000}, {1: 0, 2: 7000, 4: 7000, 8: 7000}  # sums to others: of any, of large
-BESIDE_PLAIN = 0.2
+BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
 SHARED_PLAIN = 0.995  # what remains of a stage's where tokens are shared
 MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
 SMALL_POWER, MANY_TURNS = 1.03, 3  # of tiles that are not large, so many in turn: the same
@@ -53,7 +53,8 @@ OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     256: ((64, 128), (1, 2)),
 }  # fmt: skip
 NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}  # the same of weights of 16 bits where it differs
+# the same of weights of 16 bits where it differs: 64 rows by 64 tokens are slower than they are by this model
+IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}
 WHOLE_K = (104, 112)  # tokens with which no k is shared
 IN_E4M3 = {112: NONE, 192: ((128, 192), (1,))}  # and of e4m3
 
@@ -75,7 +76,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     tried = dict.fromkeys(enough[:1], OF_FEW) if few else OF_MANY
     if not few and str(fields.get("x_dtype")) == e4m3.name:
         tried = tried | IN_E4M3
-    if not few and _plain(fields):  # 64 rows by 64 tokens are slower than they are by this model
+    if not few and _plain(fields):
         tried = tried | IN_16_BITS
     if "tokens" in fields:
         tried = {count: tried.get(count, OF_FEW) for count in counts}
