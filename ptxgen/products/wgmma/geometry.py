@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
+from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
@@ -51,6 +52,9 @@ INTEGER_TILES = (
     ("exact", 1, False, 4096, 4096, 8192, 64, 8),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
 )
+FACTOR_BYTES = 8  # of a token and a block of columns, as `factors.py` has them
+# the same with factors from tensor cores, by tokens of a tile; then tokens whose factors are in registers together
+FACTORED = {96: (96, 1, 1, 96), 112: (112, 1, 1, 112), 128: (128, 1, 1, 128), 192: (192, 1, 1, 16), 256: (128, 1, 1, 16)}
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -189,6 +193,14 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
     return min(tokens, LARGEST_PIECE), 1, 1
 
 
+def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether a warp finds the factors of blocks: of CTAs that have whole blocks of rows, all of them there."""
+    if not spec.by_block or spec.parts > 1 or tokens not in FACTORED or spec.kind.tile_k != BLOCK:
+        return False
+    whole = spec.kind.records(spec.n) % (BLOCK // TILE_ROWS * shape.share) == 0
+    return whole and (shape.groups, shape.blocks, shape.tiles) == (2, 1, 1)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What follows from a spec and its `Shape`."""
@@ -211,6 +223,7 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
+    factored: bool  # factors of blocks come from tensor cores: `factors.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -227,7 +240,9 @@ class Geometry:
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
-            stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            factored = _factored(spec, tokens, shape)
+            beside = scales + (FACTOR_BYTES * tokens if factored else 0)
+            stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
             smaller = _smaller(shape, spec)
@@ -249,12 +264,14 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
+        if factored:
+            promoted = FACTORED[tokens][:3]
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, factored,
         )  # fmt: skip
 
     @property
@@ -272,7 +289,14 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
+        if self.factored:
+            return self.shorts == 1
         return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
+
+    @property
+    def factors_together(self) -> int:
+        """Tokens whose factors are in registers together."""
+        return FACTORED[self.tokens][3]
 
     @property
     def warps(self) -> int:
