@@ -42,7 +42,7 @@ FORMATS = tuple(name for name in weight_formats() if name != "f32")
 INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
-REGISTERS = {2: (40, 232), 3: (32, 160)}
+REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 
 @kernel_type

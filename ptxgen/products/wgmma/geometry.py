@@ -54,7 +54,10 @@ INTEGER_TILES = (
 )
 FACTOR_BYTES = 8  # of a token and a block of columns, as `factors.py` has them
 # the same with factors from tensor cores, by tokens of a tile; then tokens whose factors are in registers together
-FACTORED = {96: (96, 1, 1, 96), 112: (112, 1, 1, 112), 128: (128, 1, 1, 128), 192: (192, 1, 1, 16), 256: (128, 1, 1, 16)}
+FACTORED = {
+    96: (96, 1, 1, 96, True), 112: (112, 1, 1, 112, True), 128: (128, 1, 1, 128, True), 192: (192, 1, 1, 16, True),
+    256: (128, 1, 1, 16, True),
+}  # fmt: skip
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -290,7 +293,7 @@ class Geometry:
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
         if self.factored:
-            return self.shorts == 1
+            return FACTORED[self.tokens][4]
         return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
 
     @property
