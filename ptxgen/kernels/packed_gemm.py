@@ -42,7 +42,8 @@ FORMATS = tuple(name for name in weight_formats() if name != "f32")
 INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
-REGISTERS = {2: (24, 240), 3: (32, 160)}
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too
 
 
 @kernel_type
@@ -280,10 +281,11 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
+            fewer, more = FACTORED_REGISTERS if at.factored else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
-                b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])
+                b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
-                b.op("setmaxnreg.inc.sync.aligned.u32", REGISTERS[at.shape.groups][1])
+                b.op("setmaxnreg.inc.sync.aligned.u32", more)
         else:
             b.without("fewer_registers", "more_registers")
         wait_for_producer(b, self.programmatic)

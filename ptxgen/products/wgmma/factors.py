@@ -154,6 +154,15 @@ class FactoredMultiplier(PromotedMultiplier):
             self._promote(unit, 0)
         return Turn(before, products, behind)
 
+    def _unreleased(self) -> Reg | None:
+        return None
+
+    def _release(self, has_released: Reg | None, arrives: Reg) -> None:
+        b = self.b
+        with b.fragment("release", "the stage's products are done, its factors read"):
+            b.op("mov.u32", self.released, self.ring.empty)
+            self._arrive(arrives)
+
     def _promote(self, unit: Unit, running: int) -> None:
         b, at, short = self.b, self.at, self._short(unit)
         totals = self.sums[unit.block][unit.first // 2 :]
