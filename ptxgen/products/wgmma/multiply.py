@@ -146,9 +146,11 @@ class Multiplier:
                     b.op("add.u64", place, place, step_bytes)
             b.op("sub.u32", step, step, 1)
             b.op("setp.ne.u32", "multiplies_more", step, 0)
-        with b.fragment("drain", "all products are done"):
-            b.op("wgmma.wait_group.sync.aligned", 0)
-            if has_released is not None:
+        if has_released is None:
+            b.without("drain")
+        else:
+            with b.fragment("drain", "all products are done"):
+                b.op("wgmma.wait_group.sync.aligned", 0)
                 self._arrive(arrives)
         self._outside()
         b.expose(part_fragments=fragments, turns=self.turns)
