@@ -17,15 +17,17 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.product import PackedProduct
-from ptxgen.products.wgmma.promoted import PromotedMultiplier, Turn, Unit
+from ptxgen.products.wgmma.multiply import PER_CHUNK
+from ptxgen.products.wgmma.promoted import PromotedMultiplier, Unit
 from ptxgen.products.wgmma.ring import BELL, Ring
 from ptxgen.products.wgmma.scaled import OCTET
 from ptxgen.products.wgmma.tasks import Tasks
-from ptxgen.products.wgmma.tokens import SCALE_BYTES
+from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 from ptxgen.weights.bits import pair_of_bf16
 from ptxgen.weights.format import Piece
 
 LANES = 32
+TRIAL: dict = {}
 PAIR = 2 * OCTET  # tokens whose factors are a word of every lane
 WORD = 4  # bytes
 UPPER = 0xFFFF0000  # bits of an f32 that are a bf16 number
@@ -50,13 +52,7 @@ class FactorFinder:
             ring.begin(copies=False)
             place = b.op("mov.u32", "factors_base", ring.memory)
             own = b.op("mad.lo.u32", "own_scale", lane, SCALE_BYTES, place)
-            left = b.op("and.b32", "factor_left", lane, OCTET - 1)
-            b.note("two words of a lane, of four for each g and 32 for each pair of octets")
-            b.op("mad.lo.u32", left, left, 4 * WORD, place)
-            half = b.op("bfe.u32", "factor_half", lane, 3, 1)
-            b.op("mad.lo.u32", left, half, 2 * WORD, left)
-            b.op("shr.u32", half, lane, 4)
-            b.op("mad.lo.u32", left, half, LANES * WORD, left)
+            left = own
             tells = b.op("setp.eq.u32", "tells_factors", lane, 0)
             from_, to = b.reg("scales_now", "u32"), b.reg("factors_now", "u32")
             if at.tokens % LANES:
@@ -90,116 +86,113 @@ class FactorFinder:
             for index, factor in enumerate(factors):
                 pred = has_last if (index + 1) * LANES > at.tokens else None
                 b.op("mul.f32", factor, factor, scale)
-                offset = scales_at + at.scale_bytes + 2 * LANES * WORD * index
-                convert.store_words(b, to, self._parts(factor), offset, space="shared", pred=pred)
+                offset = scales_at + at.scale_bytes + LANES * WORD * index
+                b.op("st.shared.f32", to[offset], factor, pred=pred)
             b.op("bar.warp.sync", -1)
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), ring.full[0], pred=tells)
             ring.turn()
 
-    def _parts(self, factor: Reg) -> list[Reg]:
-        """The words of a factor: its first eight bits and the next eight, then the rest."""
-        b = self.b
-        b.note("finite, since zero times another token's is added to it", after=RUN)
-        b.op("min.f32", factor, factor, LARGEST)
-        b.op("max.f32", factor, factor, -LARGEST)
-        words = list(scratch_array(b, "word_of_factor", "b32", 2).regs)
-        bits, upper = scratch(b, "factor_bits", "b32"), scratch(b, "factor_upper", "f32")
-        rest = scratch(b, "factor_rest", "b32")
-        b.op("mov.b32", bits, factor)
-        b.op("and.b32", rest, bits, UPPER)
-        b.op("mov.b32", upper, rest)
-        b.op("sub.f32", factor, factor, upper)
-        b.op("mov.b32", rest, factor)
-        b.op("prmt.b32", words[0], bits, rest, UPPER_HALVES)
-        b.op("and.b32", rest, rest, UPPER)
-        b.op("mov.b32", upper, rest)
-        b.op("sub.f32", factor, factor, upper)
-        b.op("mov.b32", words[1], factor)
-        b.op("shr.u32", words[1], words[1], 16)
-        return words
-
-
-class FactoredMultiplier(PromotedMultiplier):
-    """The same fragments, for `Geometry.factored`."""
+class PipelinedMultiplier(PromotedMultiplier):
+    """Turns."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         super().__init__(b, spec, at, ring)
-        self.words_of_factors = b.array("factor_word", "b32", at.factors_together // PAIR)
+
+    def _sets(self):
+        b = self.b
+        return [b.array(name, "b32", PER_CHUNK * self.spec.chunks) for name in ("even", "odd")]
 
     def _scales(self) -> None:
-        self.half = self.at.factors_together
-        self.factors = self.b.array("factor", "f32", self.half // 4)
+        b, at = self.b, self.at
+        self.half = at.product_tokens
+        self.factors = b.array("factor", "f32", self.half // 4)
+        self.block_scales = b.array("block_scale", "f32", 1)
+        self.source = TRIAL.get("source", "found")
+
+    def _stage(self):
+        b, at, ring = self.b, self.at, self.ring
+        with b.fragment("load_first"):
+            self._read_straight(self._part_of(self.units[0]), self.sets[0])
+            if TRIAL.get("noA"):
+                self._read_straight(self._part_of(self.units[0]), self.sets[1])
+        stages = []
+        for parity in (0, 1):
+            units = []
+            for unit in self.units:
+                last = unit is self.units[-1]
+                with b.fragment(f"products{parity}_{unit.number}") as products:
+                    b.op("wgmma.fence.sync.aligned")
+                    for chunk in self._part_of(unit).chunks:
+                        self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
+                        own = self.sets[parity][PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
+                        if chunk == self.spec.chunks - 1:
+                            b.op("wgmma.commit_group.sync.aligned")
+                        b.op(self.product, self._short(unit).regs, own, self.descriptor, int(chunk > 0), 1, 1)
+                    b.op("wgmma.commit_group.sync.aligned")
+                    if not TRIAL.get("late"):
+                        self._find_factors(unit, 0)
+                advance = load = None
+                if last:
+                    with b.fragment(f"advance{parity}") as advance:
+                        b.op("mov.u32", self.released, ring.empty)
+                        ring.turn()
+                        b.op("sub.u32", self.step, self.step, 1)
+                        b.op("setp.ne.u32", self.more, self.step, 0)
+                    with b.fragment(f"load{parity}") as load:
+                        if not TRIAL.get("noA"):
+                            self._read_straight(self._part_of(unit), self.sets[1 - parity])
+                with b.fragment(f"finish{parity}_{unit.number}") as finish:
+                    if not TRIAL.get("eager"):
+                        b.op("wgmma.wait_group.sync.aligned", 1)
+                with b.fragment(f"promote{parity}_{unit.number}") as promote:
+                    if TRIAL.get("late"):
+                        self._find_factors(unit, 0)
+                    b.op("wgmma.wait_group.sync.aligned", 0)
+                    short, totals = self._short(unit), self.sums[unit.block][unit.first // 2 :]
+                    for i in range(2 if TRIAL.get("nofma") else at.product_tokens // 2):
+                        factor = self.factors[i // 4 * 2 + i % 2]
+                        b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
+                    if last:
+                        self._arrive(self.arriving)
+                units.append((products, advance, load, finish, promote))
+            stages.append({"number": parity, "units": units})
+        b.expose(pipelined=stages)
+        return iter(())
+
+    def _unreleased(self):
+        self.arriving = self.b.known("arrives")
+        self.more = self.b.reg("multiplies_more", "pred")
+        self.b.op("setp.eq.u32", self.more, 0, 0)
+        return None
+
+    def _release(self, has_released, arrives) -> None:
+        self.b.without("release", "multiplied")
+
+    def _begin_scales(self, base: Reg) -> None:
+        super()._begin_scales(base)
+        b, at = self.b, self.at
+        if self.source == "found":
+            b.op("add.u32", self.own_scales, self.own_scales, at.scale_bytes)
+        if self.source == "none":
+            for i, f in enumerate(self.factors):
+                b.op("cvt.rn.f32.u32", f, self.lane)
+                b.op("add.f32", f, f, float(i))
 
     def _trailing(self) -> list[Piece]:
         return []
-
-    def _stage(self) -> Iterator[Fragment | Turn]:
-        if not self.at.turns:
-            yield from super()._stage()
-            return
-        for unit in self.units:
-            yield self._turn(unit)
-
-    def _turn(self, unit: Unit) -> Turn:
-        b = self.b
-        with b.fragment(f"before_turn{unit.number}", self._named(unit)) as before:
-            if unit.first == 0:
-                self._read_straight(self._part_of(unit), self._set(unit))
-            if self.half == self.at.product_tokens:
-                self._find_factors(unit, 0)
-        with b.fragment(f"products{unit.number}", "of the block's weights with its tokens") as products:
-            self._multiply(unit)
-            b.op("wgmma.wait_group.sync.aligned", 1, note="the next warpgroup's products follow the last of these")
-        with b.fragment(f"promote{unit.number}") as behind:
-            self._promote(unit, 0)
-        return Turn(before, products, behind)
-
-    def _unreleased(self) -> Reg | None:
-        return None
-
-    def _release(self, has_released: Reg | None, arrives: Reg) -> None:
-        b = self.b
-        with b.fragment("release", "the stage's products are done, its factors read"):
-            b.op("mov.u32", self.released, self.ring.empty)
-            self._arrive(arrives)
-
-    def _promote(self, unit: Unit, running: int) -> None:
-        b, at, short = self.b, self.at, self._short(unit)
-        totals = self.sums[unit.block][unit.first // 2 :]
-        early = at.turns and self.half == at.product_tokens
-        for first in range(0, at.product_tokens, self.half):
-            if not early:
-                self._find_factors(unit, first)
-            if first == 0:
-                b.op("wgmma.wait_group.sync.aligned", running)
-            b.note(f"sums of tokens {unit.first + first} on to the totals", after=RUN)
-            for i in range(first // 2, min(first + self.half, at.product_tokens) // 2):
-                factor = self.factors[(i - first // 2) // 4 * 2 + i % 2]
-                b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
-
-    def _begin_scales(self, base: Reg) -> None:
-        b, at = self.b, self.at
-        own = self.own_scales = b.op("mad.lo.u32", "own_factors", self.lane, WORD, base)
-        b.op("add.u32", own, own, at.token_bytes + at.records * at.tile_bytes + at.scale_bytes)
-        self.scales_place = b.reg("factors_at", "u32")
-        b.note("ones for the first four rows of k, and for the others")
-        one = pair_of_bf16(1)
-        upper = b.op("setp.lt.u32", "adds_first", b.op("and.b32", "column_of_lane", self.lane, 3), 2)
-        self.ones = [b.op("selp.b32", "ones_first", one, 0, upper), b.op("selp.b32", "ones_second", 0, one, upper)]
-        self.zeros = b.array("no_factor", "f32", 4)
-        convert.clear(b, self.zeros)
 
     def _outside(self) -> None:
         self.b.without("ask_scales", "scale_sums")
 
     def _find_factors(self, unit: Unit, first: int) -> None:
         b, at = self.b, self.at
-        b.note("factors of the tokens", after=RUN)
-        count = (min(first + self.half, at.product_tokens) - first) // PAIR
-        words = self.words_of_factors[:count]
-        for pair, word in enumerate(words):
-            offset = LANES * WORD * ((unit.first + first) // PAIR + pair)
-            b.op("ld.shared.b32", word, self.scales_place[offset])
-        for pair, word in enumerate(words):
-            own = self.factors[4 * pair : 4 * pair + 4]
-            b.op(SPREAD, tuple(own), tuple(self.ones), (word,), tuple(self.zeros))
+        if self.source == "none":
+            return
+        for octet in range(at.product_tokens // OCTET):
+            offset = SCALE_BYTES * (unit.first + OCTET * octet)
+            own = self.factors[2 * octet : 2 * octet + 2]
+            if self.source == "half":
+                b.op("ld.shared.f32", own[0], self.scales_place[offset])
+                b.op("mul.f32", own[1], own[0], 3.0)
+            else:
+                convert.load_words(b, own, self.scales_place, offset, space="shared")

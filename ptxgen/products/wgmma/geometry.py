@@ -55,8 +55,8 @@ INTEGER_TILES = (
 FACTOR_BYTES = 8  # of a token and a block of columns, as `factors.py` has them
 # the same with factors from tensor cores, by tokens of a tile; then tokens whose factors are in registers together
 FACTORED = {
-    96: (96, 1, 1, 96, True), 112: (112, 1, 1, 112, True), 128: (128, 1, 1, 128, True), 192: (192, 1, 1, 16, True),
-    256: (128, 1, 1, 16, True),
+    96: (96, 1, 1, 96, True), 112: (112, 1, 1, 112, True), 128: (128, 1, 1, 128, True), 192: (96, 1, 1, 96, True),
+    256: (64, 1, 1, 64, True),
 }  # fmt: skip
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats

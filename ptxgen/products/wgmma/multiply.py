@@ -127,7 +127,7 @@ class Multiplier:
             for array in self.sums:
                 convert.clear(b, array)
             has_released = self._unreleased()
-            step = b.op("mov.u32", "multiplied_steps", tasks.steps)
+            step = self.step = b.op("mov.u32", "multiplied_steps", tasks.steps)
         with b.fragment("poll_full"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[0], ring.parity)
         with b.fragment("find_stage", "where the stage's tiles and tokens lie"):
@@ -139,13 +139,14 @@ class Multiplier:
             self._find()
         fragments = list(self._stage())
         self._release(has_released, arrives)
-        with b.fragment("multiplied"):
-            ring.turn()
-            for place in self.scales_at:
-                if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
-                    b.op("add.u64", place, place, step_bytes)
-            b.op("sub.u32", step, step, 1)
-            b.op("setp.ne.u32", "multiplies_more", step, 0)
+        if has_released is not None:
+            with b.fragment("multiplied"):
+                ring.turn()
+                for place in self.scales_at:
+                    if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
+                        b.op("add.u64", place, place, step_bytes)
+                b.op("sub.u32", step, step, 1)
+                b.op("setp.ne.u32", "multiplies_more", step, 0)
         if has_released is None:
             b.without("drain")
         else:
