@@ -16,7 +16,7 @@ from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
-from ptxgen.products.wgmma.factors import PipelinedMultiplier, FactorFinder
+from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
@@ -299,7 +299,7 @@ class PackedGemm(PackedProduct):
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier
         if at.factored:
-            kind = PipelinedMultiplier
+            kind = FactoredMultiplier
             FactorFinder(b, self, at, ring).build(tasks)
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)

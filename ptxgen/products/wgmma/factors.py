@@ -1,39 +1,52 @@
-"""Blocks' sums to the totals with factors from tensor cores: of many tokens in e4m3 with a scale for every block.
+"""Blocks' sums to the totals, of many tokens in e4m3 with a scale for every block of 128 columns.
 
-A lane needs the scales of a quarter of the tokens, as do the seven others with its columns: read by each they would
-take shared memory, which the products need, for as long as these themselves. So a warp beside the copying one multiplies
-the tokens' scales with the weights', and leaves each product as three numbers in bf16 that add up to it, which are two
-words; the multiplying warps read 32 different words at a time, and a small product with ones adds up the three and
-brings them to all lanes. Its rows g have the factors of an octet of tokens, rows g + 8 those of the next.
+Shared memory bounds these products: tensor cores read tokens and threads read weights for as long as the products take,
+and a thread that reads a scale for each of its tokens, a quarter of all, takes as long again. But the tokens' scales are
+powers of four: the upper byte of one is all of it. A warp beside the copying one packs those of four tokens of a thread
+into a word, and leaves the weights' scale of the block beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from ptxgen.builder import Builder, Fragment
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.multiply import PER_CHUNK
+from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier, Unit
 from ptxgen.products.wgmma.ring import BELL, Ring
 from ptxgen.products.wgmma.scaled import OCTET
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
-from ptxgen.weights.bits import pair_of_bf16
-from ptxgen.weights.format import Piece
+from ptxgen.weights.e4m3 import BLOCK
+from ptxgen.weights.format import TILE_ROWS, Piece
 
 LANES = 32
-TRIAL: dict = {}
-PAIR = 2 * OCTET  # tokens whose factors are a word of every lane
+QUAD = 4  # lanes that have the columns of an octet
+PAIR = 2 * OCTET  # tokens whose scales a lane has in a word
 WORD = 4  # bytes
-UPPER = 0xFFFF0000  # bits of an f32 that are a bf16 number
-UPPER_HALVES = 0x7632  # for prmt: of two words, the first one's below
-LARGEST = float.fromhex("0x1.fffffep127")
-SPREAD = "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32"
+UPPER_BYTES, BOTH_HALVES = 0x73, 0x5410  # for prmt: the upper bytes of two words; the lower halves of two
+LOWEST = 0x80  # the bit of an exponent that is not in the upper byte
+FROM_BYTE = 0x0455  # for prmt with it: a power of four from the byte that is added to this
+
+
+class Factors(NamedTuple):
+    """Where the factors of a stage lie: from `begin` on words of four lanes for every pair of octets, `vector` pairs
+    side by side; then, from `scales` on, the weights' scales of every 128 rows."""
+
+    begin: int
+    vector: int
+    scales: int
+
+    @classmethod
+    def of(cls, at: Geometry) -> Factors:
+        begin = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes
+        pairs = at.product_tokens // PAIR
+        return cls(begin, next(v for v in (4, 2, 1) if pairs % v == 0), begin + at.tokens)
 
 
 class FactorFinder:
@@ -46,153 +59,201 @@ class FactorFinder:
     def build(self, tasks: Tasks) -> None:
         """All fragments."""
         b, spec, at, ring, lane = self.b, self.spec, self.at, self.ring, tasks.lane
-        kind = spec.kind
-        scales_at = at.token_bytes + at.records * at.tile_bytes
-        with b.fragment("begin_factors", "where the lane's tokens' scales and factors lie in a stage"):
+        kind, own = spec.kind, Factors.of(at)
+        words, blocks = at.tokens // WORD, at.rows // BLOCK
+        with b.fragment("begin_factors", "where the lane's four tokens' scales lie in a stage, and where its word goes"):
             ring.begin(copies=False)
-            place = b.op("mov.u32", "factors_base", ring.memory)
-            own = b.op("mad.lo.u32", "own_scale", lane, SCALE_BYTES, place)
-            left = own
+            base = b.op("mov.u32", "factors_base", ring.memory)
+            pair = b.op("shr.u32", "own_pair", lane, 2)
+            first = b.op("and.b32", "lane_of_pair", lane, QUAD - 1)
+            scales = b.op("mad.lo.u32", "own_scales", pair, PAIR * SCALE_BYTES, base)
+            b.op("mad.lo.u32", scales, first, 2 * SCALE_BYTES, scales)
+            word = b.op("mad.lo.u32", "own_word", first, own.vector * WORD, base)
+            group = b.op("div.u32", "pair_group", pair, own.vector)
+            b.op("mad.lo.u32", word, group, QUAD * own.vector * WORD, word)
+            b.op("rem.u32", pair, pair, own.vector)
+            b.op("mad.lo.u32", word, pair, WORD, word)
             tells = b.op("setp.eq.u32", "tells_factors", lane, 0)
-            from_, to = b.reg("scales_now", "u32"), b.reg("factors_now", "u32")
-            if at.tokens % LANES:
-                has_last = b.op("setp.lt.u32", "has_last_token", lane, at.tokens % LANES)
+            has_scale = b.op("setp.lt.u32", "has_scale", lane, blocks)
+            has_last = b.op("setp.lt.u32", "has_last_word", lane, words % LANES) if words % LANES else None
+            scale_place = b.op("mad.lo.u32", "scale_place", lane, SCALE_BYTES, base)
+            scale, next_scale = b.reg("weight_scale", "f32"), b.reg("next_scale", "f32")
+            convert.clear(b, (next_scale,))
+            from_, to, beside = (b.reg(name, "u32") for name in ("scales_now", "word_now", "scale_now"))
         with b.fragment("find_scales", "the weights' scales of the tile's rows: the first is asked for"):
-            record = b.op("mul.lo.u32", "scale_record", tasks.group, at.records)
-            scale_at = b.op("mad.wide.u32", "scale_at", record, kind.record_bytes(spec.k), tasks.weight)
+            record = b.op("mad.lo.u32", "scale_record", tasks.group, blocks, lane)
+            b.op("min.u32", record, record, kind.records(spec.n) * TILE_ROWS // BLOCK - 1)
+            of_block = BLOCK // TILE_ROWS * kind.record_bytes(spec.k)
+            scale_at = b.op("mad.wide.u32", "scale_at", record, of_block, tasks.weight)
             b.op("add.u64", scale_at, scale_at, kind.tiles(spec.k) * kind.tile_bytes)
             if tasks.first_step is not None:
                 b.op("mad.wide.u32", scale_at, tasks.first_step, SCALE_BYTES, scale_at)
-            scale, next_scale = b.reg("weight_scale", "f32"), b.reg("next_scale", "f32")
-            b.op("ld.global.nc.f32", next_scale, scale_at[0])
-            left_steps = b.op("mov.u32", "factor_steps", tasks.steps)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=has_scale)
+            left = b.op("mov.u32", "factor_steps", tasks.steps)
         with b.fragment("poll_scales"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[BELL * at.stages], ring.parity)
-        with b.fragment("factors", "each as three numbers in bf16, in two words"):
+        with b.fragment("factors", "the upper bytes of four scales; the weights' next scale is asked for"):
             b.op("mov.f32", scale, next_scale)
-            b.op("sub.u32", left_steps, left_steps, 1)
-            more = b.op("setp.ne.u32", "finds_more", left_steps, 0)
+            b.op("sub.u32", left, left, 1)
+            more = b.op("setp.ne.u32", "finds_more", left, 0)
             b.op("add.u64", scale_at, scale_at, SCALE_BYTES)
-            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=more)
-            b.op("add.u32", from_, own, ring.offset)
-            b.op("add.u32", to, left, ring.offset)
-            count = -(-at.tokens // LANES)
-            factors = scratch_array(b, "token_factor", "f32", count)
-            for index, factor in enumerate(factors):
-                pred = has_last if (index + 1) * LANES > at.tokens else None
-                if pred is not None:
-                    convert.clear(b, (factor,))
-                b.op("ld.shared.f32", factor, from_[scales_at + LANES * SCALE_BYTES * index], pred=pred)
-            for index, factor in enumerate(factors):
-                pred = has_last if (index + 1) * LANES > at.tokens else None
-                b.op("mul.f32", factor, factor, scale)
-                offset = scales_at + at.scale_bytes + LANES * WORD * index
-                b.op("st.shared.f32", to[offset], factor, pred=pred)
+            asks = b.op("and.pred", "asks_scale", more, has_scale)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=asks)
+            for place, offset_of in ((from_, scales), (to, word), (beside, scale_place)):
+                b.op("add.u32", place, offset_of, ring.offset)
+            for index in range(-(-words // LANES)):
+                pred = has_last if (index + 1) * LANES > words else None
+                self._pack(from_, own.begin - at.scale_bytes + LANES * WORD * SCALE_BYTES * index, pred)
+                b.op("st.shared.b32", to[own.begin + LANES * WORD * index], self.word, pred=pred)
+            b.op("st.shared.f32", beside[own.scales], scale, pred=has_scale)
             b.op("bar.warp.sync", -1)
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), ring.full[0], pred=tells)
             ring.turn()
 
-class PipelinedMultiplier(PromotedMultiplier):
-    """Turns."""
-
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
-        super().__init__(b, spec, at, ring)
-
-    def _sets(self):
+    def _pack(self, from_: Reg, offset: int, pred: Reg | None) -> None:
+        """Two neighbours of an octet, and the same of the next."""
         b = self.b
-        return [b.array(name, "b32", PER_CHUNK * self.spec.chunks) for name in ("even", "odd")]
+        four = scratch_array(b, "four_scales", "b32", 4)
+        self.word = scratch(b, "packed_scales", "b32")
+        upper = scratch(b, "upper_scales", "b32")
+        if pred is not None:
+            convert.clear(b, four)
+        for half in (0, 1):
+            own = four[2 * half : 2 * half + 2]
+            convert.load_words(b, own, from_, offset + half * OCTET * SCALE_BYTES, space="shared", pred=pred)
+        b.op("prmt.b32", self.word, four[0], four[1], UPPER_BYTES)
+        b.op("prmt.b32", upper, four[2], four[3], UPPER_BYTES)
+        b.op("prmt.b32", self.word, self.word, upper, BOTH_HALVES)
+
+
+class Step(NamedTuple):
+    """A unit's fragments: its products; on to the next stage, and that one's first weights where there is one (either
+    None but behind the last); `early`: these go before the wait; the wait, the next unit's weights, and the sums."""
+
+    products: Fragment
+    advance: Fragment | None
+    load: Fragment | None
+    early: bool
+    finish: Fragment
+    promote: Fragment
+
+
+class Stage(NamedTuple):
+    """The fragments of a stage; the n-th of those that follow each other in the text."""
+
+    number: int
+    steps: list[Step]
+
+
+class FactoredMultiplier(PromotedMultiplier):
+    """The same fragments, for `Geometry.factored`, and `load_first`; `stages`: of a loop's turn.
+
+    The first weights of the next stage are read while the last products of a stage run, if there are registers for
+    both, or else while their sums go to the totals.
+    """
 
     def _scales(self) -> None:
         b, at = self.b, self.at
-        self.half = at.product_tokens
-        self.factors = b.array("factor", "f32", self.half // 4)
-        self.block_scales = b.array("block_scale", "f32", 1)
-        self.source = TRIAL.get("source", "found")
-
-    def _stage(self):
-        b, at, ring = self.b, self.at, self.ring
-        with b.fragment("load_first"):
-            self._read_straight(self._part_of(self.units[0]), self.sets[0])
-            if TRIAL.get("noA"):
-                self._read_straight(self._part_of(self.units[0]), self.sets[1])
-        stages = []
-        for parity in (0, 1):
-            units = []
-            for unit in self.units:
-                last = unit is self.units[-1]
-                with b.fragment(f"products{parity}_{unit.number}") as products:
-                    b.op("wgmma.fence.sync.aligned")
-                    for chunk in self._part_of(unit).chunks:
-                        self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
-                        own = self.sets[parity][PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
-                        if chunk == self.spec.chunks - 1:
-                            b.op("wgmma.commit_group.sync.aligned")
-                        b.op(self.product, self._short(unit).regs, own, self.descriptor, int(chunk > 0), 1, 1)
-                    b.op("wgmma.commit_group.sync.aligned")
-                    if not TRIAL.get("late"):
-                        self._find_factors(unit, 0)
-                advance = load = None
-                if last:
-                    with b.fragment(f"advance{parity}") as advance:
-                        b.op("mov.u32", self.released, ring.empty)
-                        ring.turn()
-                        b.op("sub.u32", self.step, self.step, 1)
-                        b.op("setp.ne.u32", self.more, self.step, 0)
-                    with b.fragment(f"load{parity}") as load:
-                        if not TRIAL.get("noA"):
-                            self._read_straight(self._part_of(unit), self.sets[1 - parity])
-                with b.fragment(f"finish{parity}_{unit.number}") as finish:
-                    if not TRIAL.get("eager"):
-                        b.op("wgmma.wait_group.sync.aligned", 1)
-                with b.fragment(f"promote{parity}_{unit.number}") as promote:
-                    if TRIAL.get("late"):
-                        self._find_factors(unit, 0)
-                    b.op("wgmma.wait_group.sync.aligned", 0)
-                    short, totals = self._short(unit), self.sums[unit.block][unit.first // 2 :]
-                    for i in range(2 if TRIAL.get("nofma") else at.product_tokens // 2):
-                        factor = self.factors[i // 4 * 2 + i % 2]
-                        b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
-                    if last:
-                        self._arrive(self.arriving)
-                units.append((products, advance, load, finish, promote))
-            stages.append({"number": parity, "units": units})
-        b.expose(pipelined=stages)
-        return iter(())
-
-    def _unreleased(self):
-        self.arriving = self.b.known("arrives")
-        self.more = self.b.reg("multiplies_more", "pred")
-        self.b.op("setp.eq.u32", self.more, 0, 0)
-        return None
-
-    def _release(self, has_released, arrives) -> None:
-        self.b.without("release", "multiplied")
-
-    def _begin_scales(self, base: Reg) -> None:
-        super()._begin_scales(base)
-        b, at = self.b, self.at
-        if self.source == "found":
-            b.op("add.u32", self.own_scales, self.own_scales, at.scale_bytes)
-        if self.source == "none":
-            for i, f in enumerate(self.factors):
-                b.op("cvt.rn.f32.u32", f, self.lane)
-                b.op("add.f32", f, f, float(i))
+        self.place = Factors.of(at)
+        self.words_of_scales = b.array("scales_word", "b32", at.product_tokens // PAIR)
+        self.block_scale = b.reg("block_scale", "f32")
+        self.factors = b.array("factor", "f32", at.product_tokens // 4)
 
     def _trailing(self) -> list[Piece]:
         return []
 
+    def _begin_scales(self, base: Reg) -> None:
+        b, at, place = self.b, self.at, self.place
+        lane = b.op("and.b32", "own_words", self.lane, QUAD - 1)
+        self.own_scales = b.op("mad.lo.u32", lane, lane, place.vector * WORD, base)
+        rows = TILE_ROWS * at.shape.blocks  # of a warp
+        self.own_block = b.op("div.u32", "own_block", self.warp, BLOCK // rows)
+        b.op("mad.lo.u32", self.own_block, self.own_block, SCALE_BYTES, base)
+        self.scales_place, self.block_place = b.reg("words_at", "u32"), b.reg("block_scale_at", "u32")
+
+    def _find(self) -> None:
+        super()._find()
+        self.b.op("add.u32", self.block_place, self.own_block, self.ring.offset)
+
+    def _unreleased(self) -> Reg | None:
+        b = self.b
+        self.more = b.reg("multiplies_more", "pred")
+        b.op("setp.eq.u32", self.more, 0, 0)
+        return None
+
+    def _release(self, has_released: Reg | None, arrives: Reg) -> None:
+        self.b.without("release", "multiplied")
+
     def _outside(self) -> None:
         self.b.without("ask_scales", "scale_sums")
 
-    def _find_factors(self, unit: Unit, first: int) -> None:
-        b, at = self.b, self.at
-        if self.source == "none":
-            return
-        for octet in range(at.product_tokens // OCTET):
-            offset = SCALE_BYTES * (unit.first + OCTET * octet)
-            own = self.factors[2 * octet : 2 * octet + 2]
-            if self.source == "half":
-                b.op("ld.shared.f32", own[0], self.scales_place[offset])
-                b.op("mul.f32", own[1], own[0], 3.0)
-            else:
-                convert.load_words(b, own, self.scales_place, offset, space="shared")
+    def _stage(self) -> list[Fragment]:
+        b = self.b
+        with b.fragment("load_first", "the tile's first weights"):
+            self._read_straight(self._part_of(self.units[0]), self.sets[0])
+        b.expose(stages=[Stage(n, self._steps(n)) for n in range(len(self.sets))])
+        return []
+
+    def _steps(self, stage: int) -> list[Step]:
+        b, early, found = self.b, len(self.sets) > 1, []
+        own, following = self.sets[stage], self.sets[(stage + 1) % len(self.sets)]
+        for unit, after in zip(self.units, [*self.units[1:], None], strict=True):
+            name = f"{stage}_{unit.number}"
+            with b.fragment(f"products{name}", self._named(unit)) as products:
+                self._products(unit, own)
+                self._read_words(unit)
+            advance = load = None
+            if after is None:
+                with b.fragment(f"advance{stage}") as advance:
+                    self._advance()
+                with b.fragment(f"load{stage}") as load:
+                    self._read_straight(self._part_of(self.units[0]), following)
+            with b.fragment(f"finish{name}") as finish:
+                b.op("wgmma.wait_group.sync.aligned", 0)
+                if after is not None and after.block != unit.block:
+                    self._read_straight(self._part_of(after), own)
+            with b.fragment(f"promote{name}") as promote:
+                self._promote(unit, 0)
+                if after is None:
+                    self._arrive(self.arrives)
+            found.append(Step(products, advance, load, early, finish, promote))
+        return found
+
+    def _products(self, unit: Unit, own: RegArray) -> None:
+        b = self.b
+        b.op("wgmma.fence.sync.aligned")
+        for chunk in self._part_of(unit).chunks:
+            self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
+            a = own[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
+            b.op(self.product, self._short(unit).regs, a, self.descriptor, int(chunk > 0), 1, 1)
+        b.op("wgmma.commit_group.sync.aligned")
+
+    def _read_words(self, unit: Unit) -> None:
+        """The scales of the unit's tokens, and of the weights."""
+        b, vector = self.b, self.place.vector
+        for first in range(0, len(self.words_of_scales), vector):
+            own = self.words_of_scales[first : first + vector]
+            offset = self.place.begin + QUAD * WORD * (unit.first // PAIR + first)
+            convert.load_words(b, own, self.scales_place, offset, space="shared")
+        b.op("ld.shared.f32", self.block_scale, self.block_place[self.place.scales])
+
+    def _advance(self) -> None:
+        b, ring = self.b, self.ring
+        b.op("mov.u32", self.released, ring.empty)
+        ring.turn()
+        b.op("sub.u32", self.step, self.step, 1)
+        b.op("setp.ne.u32", self.more, self.step, 0)
+
+    def _promote(self, unit: Unit, running: int) -> None:
+        b, short, totals = self.b, self._short(unit), self.sums[unit.block][unit.first // 2 :]
+        b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
+        for index, factor in enumerate(self.factors):
+            b.op("prmt.b32", self._bits(), self.words_of_scales[index // 4], LOWEST, FROM_BYTE | index % 4 << 12)
+            b.op("mov.b32", factor, self._bits())
+            b.op("mul.f32", factor, factor, self.block_scale)
+        for i in range(self.at.product_tokens // 2):
+            factor = self.factors[i // 4 * 2 + i % 2]
+            b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
+
+    def _bits(self) -> Reg:
+        return scratch(self.b, "factor_bits", "b32")

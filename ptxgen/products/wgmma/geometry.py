@@ -52,12 +52,10 @@ INTEGER_TILES = (
     ("exact", 1, False, 4096, 4096, 8192, 64, 8),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
 )
-FACTOR_BYTES = 8  # of a token and a block of columns, as `factors.py` has them
-# the same with factors from tensor cores, by tokens of a tile; then tokens whose factors are in registers together
-FACTORED = {
-    96: (96, 1, 1, 96, True), 112: (112, 1, 1, 112, True), 128: (128, 1, 1, 128, True), 192: (96, 1, 1, 96, True),
-    256: (64, 1, 1, 64, True),
-}  # fmt: skip
+FACTOR_BYTES = 16  # of a stage beside a byte for every token
+# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, and sets of
+# fragments of A
+FACTORED = {(128, 96): (96, 2), (128, 128): (128, 2), (128, 192): (96, 2), (128, 256): (128, 1), (256, 128): (128, 1)}
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -198,10 +196,11 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
 
 def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether a warp finds the factors of blocks: of CTAs that have whole blocks of rows, all of them there."""
-    if not spec.by_block or spec.parts > 1 or tokens not in FACTORED or spec.kind.tile_k != BLOCK:
+    rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
+    if not spec.by_block or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
         return False
-    whole = spec.kind.records(spec.n) % (BLOCK // TILE_ROWS * shape.share) == 0
-    return whole and (shape.groups, shape.blocks, shape.tiles) == (2, 1, 1)
+    whole = spec.kind.records(spec.n) % (rows // TILE_ROWS * shape.share) == 0
+    return whole and shape.groups == 2 and shape.tiles == 1
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ class Geometry:
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
             factored = _factored(spec, tokens, shape)
-            beside = scales + (FACTOR_BYTES * tokens if factored else 0)
+            beside = scales + (tokens + FACTOR_BYTES if factored else 0)
             stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
@@ -268,7 +267,8 @@ class Geometry:
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if factored:
-            promoted = FACTORED[tokens][:3]
+            piece, sets = FACTORED[records * TILE_ROWS, tokens]
+            promoted = piece, 1, sets
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
@@ -292,14 +292,7 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
-        if self.factored:
-            return FACTORED[self.tokens][4]
-        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
-
-    @property
-    def factors_together(self) -> int:
-        """Tokens whose factors are in registers together."""
-        return FACTORED[self.tokens][3]
+        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone and not self.factored
 
     @property
     def warps(self) -> int:

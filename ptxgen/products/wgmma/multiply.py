@@ -109,7 +109,7 @@ class Multiplier:
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
-            arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
+            arrives = self.arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.peer = lane
             if tasks.split_rank is not None and at.shape.share > 1:
                 self.peer = b.op("mad.lo.u32", "peer", tasks.split_rank, at.shape.share, lane)
