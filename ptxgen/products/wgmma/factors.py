@@ -26,6 +26,7 @@ from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.format import TILE_ROWS, Piece
 
 LANES = 32
+TRIAL: dict = {}
 QUAD = 4  # lanes that have the columns of an octet
 PAIR = 2 * OCTET  # tokens whose scales a lane has in a word
 WORD = 4  # bytes
@@ -202,6 +203,8 @@ class FactoredMultiplier(PromotedMultiplier):
             with b.fragment(f"products{name}", self._named(unit)) as products:
                 self._products(unit, own)
                 self._read_words(unit)
+                if TRIAL.get("early"):
+                    self._unpack()
             advance = load = None
             if after is None:
                 with b.fragment(f"advance{stage}") as advance:
@@ -246,14 +249,19 @@ class FactoredMultiplier(PromotedMultiplier):
 
     def _promote(self, unit: Unit, running: int) -> None:
         b, short, totals = self.b, self._short(unit), self.sums[unit.block][unit.first // 2 :]
+        if not TRIAL.get("early"):
+            self._unpack()
         b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
+        for i in range(self.at.product_tokens // 2):
+            factor = self.factors[i // 4 * 2 + i % 2]
+            b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
+
+    def _unpack(self) -> None:
+        b = self.b
         for index, factor in enumerate(self.factors):
             b.op("prmt.b32", self._bits(), self.words_of_scales[index // 4], LOWEST, FROM_BYTE | index % 4 << 12)
             b.op("mov.b32", factor, self._bits())
             b.op("mul.f32", factor, factor, self.block_scale)
-        for i in range(self.at.product_tokens // 2):
-            factor = self.factors[i // 4 * 2 + i % 2]
-            b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
 
     def _bits(self) -> Reg:
         return scratch(self.b, "factor_bits", "b32")
