@@ -57,8 +57,9 @@ class PackedGemm(PackedProduct):
     is rounded to x_dtype once, weights that are not of that type become a product of two numbers of it (relative error
     2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
     With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
-    scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`. Products are those of the
-    bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
+    scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`, powers of four (or 0 with
+    bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only. Products are those of
+    the bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
     rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
     `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
     units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
@@ -120,7 +121,16 @@ class PackedGemm(PackedProduct):
         ),
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
-        dict(n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1, programmatic=True),
+        dict(
+            n=256,
+            k=1152,
+            weights="e4m3_block",
+            tokens=96,
+            x_dtype="e4m3",
+            precision="fast",
+            split=1,
+            programmatic=True,
+        ),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", programmatic=True),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),

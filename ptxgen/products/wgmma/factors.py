@@ -1,13 +1,14 @@
 """Blocks' sums to the totals, of many tokens in e4m3 with a scale for every block of 128 columns.
 
-Shared memory bounds these products: tensor cores read tokens and threads read weights for as long as the products take,
-and a thread that reads a scale for each of its tokens, a quarter of all, takes as long again. But the tokens' scales are
-powers of four: the upper byte of one is all of it. A warp beside the copying one packs those of four tokens of a thread
-into a word, and leaves the weights' scale of the block beside them.
+Shared memory bounds these products: that tensor cores read the tokens and threads the weights takes as long as the
+products. A thread has a quarter of the tokens, and so it would read as many scales as it has sums of a row, half as long
+again. But the tokens' scales are powers of four, which their upper byte says. A warp beside the copying one packs those
+of four tokens of a thread into a word, and leaves the weights' scale of the block beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ptxgen.builder import Builder, Fragment
@@ -17,7 +18,7 @@ from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.multiply import PER_CHUNK
 from ptxgen.products.wgmma.product import PackedProduct
-from ptxgen.products.wgmma.promoted import PromotedMultiplier, Unit
+from ptxgen.products.wgmma.promoted import PromotedMultiplier, Turn, Unit
 from ptxgen.products.wgmma.ring import BELL, Ring
 from ptxgen.products.wgmma.scaled import OCTET
 from ptxgen.products.wgmma.tasks import Tasks
@@ -26,7 +27,7 @@ from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.format import TILE_ROWS, Piece
 
 LANES = 32
-TRIAL: dict = {}
+TRIAL: dict[str, int] = {}
 QUAD = 4  # lanes that have the columns of an octet
 PAIR = 2 * OCTET  # tokens whose scales a lane has in a word
 WORD = 4  # bytes
@@ -62,7 +63,7 @@ class FactorFinder:
         b, spec, at, ring, lane = self.b, self.spec, self.at, self.ring, tasks.lane
         kind, own = spec.kind, Factors.of(at)
         words, blocks = at.tokens // WORD, at.rows // BLOCK
-        with b.fragment("begin_factors", "where the lane's four tokens' scales lie in a stage, and where its word goes"):
+        with b.fragment("begin_factors", "where four tokens' scales lie in a stage, and where their word goes"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "factors_base", ring.memory)
             pair = b.op("shr.u32", "own_pair", lane, 2)
@@ -188,12 +189,12 @@ class FactoredMultiplier(PromotedMultiplier):
     def _outside(self) -> None:
         self.b.without("ask_scales", "scale_sums")
 
-    def _stage(self) -> list[Fragment]:
+    def _stage(self) -> Iterator[Fragment | Turn]:
         b = self.b
         with b.fragment("load_first", "the tile's first weights"):
             self._read_straight(self._part_of(self.units[0]), self.sets[0])
         b.expose(stages=[Stage(n, self._steps(n)) for n in range(len(self.sets))])
-        return []
+        return iter(())
 
     def _steps(self, stage: int) -> list[Step]:
         b, early, found = self.b, len(self.sets) > 1, []
@@ -202,7 +203,7 @@ class FactoredMultiplier(PromotedMultiplier):
             name = f"{stage}_{unit.number}"
             with b.fragment(f"products{name}", self._named(unit)) as products:
                 self._products(unit, own)
-                self._read_words(unit)
+                self._read_scales(unit)
                 if TRIAL.get("early"):
                     self._unpack()
             advance = load = None
@@ -231,7 +232,7 @@ class FactoredMultiplier(PromotedMultiplier):
             b.op(self.product, self._short(unit).regs, a, self.descriptor, int(chunk > 0), 1, 1)
         b.op("wgmma.commit_group.sync.aligned")
 
-    def _read_words(self, unit: Unit) -> None:
+    def _read_scales(self, unit: Unit) -> None:
         """The scales of the unit's tokens, and of the weights."""
         b, vector = self.b, self.place.vector
         for first in range(0, len(self.words_of_scales), vector):
