@@ -1,9 +1,9 @@
 """Blocks' sums to the totals, of many tokens in e4m3 with a scale for every block of 128 columns.
 
 Shared memory bounds these products: that tensor cores read the tokens and threads the weights takes as long as the
-products. A thread has a quarter of the tokens, and so it would read as many scales as it has sums of a row, half as long
-again. But the tokens' scales are powers of four, which their upper byte says. A warp beside the copying one packs those
-of four tokens of a thread into a word, and leaves the weights' scale of the block beside them.
+products. A thread that read a scale for each of its tokens, a quarter of all, would take half as long again. But the
+scales of tokens are powers of four, which their upper bytes say: a warp beside the copying one packs those of four
+tokens of a thread into a word, and leaves the weights' scale of the block beside them.
 """
 
 from __future__ import annotations
