@@ -132,7 +132,8 @@ class Step(NamedTuple):
     """A unit's fragments: its products; on to the next stage, and that one's first weights where there is one (either
     None but behind the last); `early`: these go before the wait; the wait, the next unit's weights, and the sums."""
 
-    products: Fragment
+    products: Fragment | None
+    unpack: Fragment
     advance: Fragment | None
     load: Fragment | None
     early: bool
@@ -157,7 +158,7 @@ class FactoredMultiplier(PromotedMultiplier):
     def _scales(self) -> None:
         b, at = self.b, self.at
         self.place = Factors.of(at)
-        self.words_of_scales = b.array("scales_word", "b32", at.product_tokens // PAIR)
+        self.words_of_scales = b.array("scales_word", "b32", at.shorts * at.product_tokens // PAIR)
         self.block_scale = b.reg("block_scale", "f32")
         self.factors = b.array("factor", "f32", at.product_tokens // 4)
 
@@ -181,6 +182,7 @@ class FactoredMultiplier(PromotedMultiplier):
         b = self.b
         self.more = b.reg("multiplies_more", "pred")
         b.op("setp.eq.u32", self.more, 0, 0)
+        self.unpacks = b.op("setp.ne.u32", "has_products", b.known("tiles_in_all"), 0)
         return None
 
     def _release(self, has_released: Reg | None, arrives: Reg) -> None:
@@ -193,34 +195,40 @@ class FactoredMultiplier(PromotedMultiplier):
         b = self.b
         with b.fragment("load_first", "the tile's first weights"):
             self._read_straight(self._part_of(self.units[0]), self.sets[0])
-        b.expose(stages=[Stage(n, self._steps(n)) for n in range(len(self.sets))])
+        b.expose(unpacks=self.unpacks, stages=[Stage(n, self._steps(n)) for n in range(len(self.sets))])
         return iter(())
 
     def _steps(self, stage: int) -> list[Step]:
-        b, early, found = self.b, len(self.sets) > 1, []
+        b, units, found = self.b, self.units, []
         own, following = self.sets[stage], self.sets[(stage + 1) % len(self.sets)]
-        for unit, after in zip(self.units, [*self.units[1:], None], strict=True):
-            name = f"{stage}_{unit.number}"
-            with b.fragment(f"products{name}", self._named(unit)) as products:
-                self._products(unit, own)
-                self._read_scales(unit)
-                if TRIAL.get("early"):
-                    self._unpack()
+        ahead = len(self.shorts) - 1  # units whose products run while the sums of one go to the totals
+        early = len(self.sets) > 1
+        goes_on = len(units) - 1 - (ahead if early else 0)
+        for unit in units:
+            number, name = unit.number, f"{stage}_{unit.number}"
+            issued = units[: ahead + 1] if number == 0 else units[number + ahead : number + ahead + 1]
+            products = None
+            if issued:
+                with b.fragment(f"products{name}", "; ".join(map(self._named, issued))) as products:
+                    for each in issued:
+                        self._products(each, own)
+            with b.fragment(f"unpack{name}", "its tokens' factors") as unpack:
+                self._unpack(unit)
             advance = load = None
-            if after is None:
-                with b.fragment(f"advance{stage}") as advance:
+            if number == goes_on:
+                with b.fragment(f"advance{stage}", "on to the next stage") as advance:
                     self._advance()
-                with b.fragment(f"load{stage}") as load:
-                    self._read_straight(self._part_of(self.units[0]), following)
+                with b.fragment(f"load{stage}", "its first weights") as load:
+                    self._read_straight(self._part_of(units[0]), following)
             with b.fragment(f"finish{name}") as finish:
-                b.op("wgmma.wait_group.sync.aligned", 0)
-                if after is not None and after.block != unit.block:
-                    self._read_straight(self._part_of(after), own)
+                b.op("wgmma.wait_group.sync.aligned", min(ahead, len(units) - 1 - number))
+                if unit is not units[-1] and units[number + 1].block != unit.block:
+                    self._read_straight(self._part_of(units[number + 1]), own)
             with b.fragment(f"promote{name}") as promote:
                 self._promote(unit, 0)
-                if after is None:
+                if unit is units[-1]:
                     self._arrive(self.arrives)
-            found.append(Step(products, advance, load, early, finish, promote))
+            found.append(Step(products, unpack, advance, load, early, finish, promote))
         return found
 
     def _products(self, unit: Unit, own: RegArray) -> None:
@@ -231,15 +239,22 @@ class FactoredMultiplier(PromotedMultiplier):
             a = own[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
             b.op(self.product, self._short(unit).regs, a, self.descriptor, int(chunk > 0), 1, 1)
         b.op("wgmma.commit_group.sync.aligned")
+        self._read_scales(unit)
 
     def _read_scales(self, unit: Unit) -> None:
         """The scales of the unit's tokens, and of the weights."""
-        b, vector = self.b, self.place.vector
-        for first in range(0, len(self.words_of_scales), vector):
-            own = self.words_of_scales[first : first + vector]
+        b, vector, words = self.b, self.place.vector, self._words(unit)
+        for first in range(0, len(words), vector):
             offset = self.place.begin + QUAD * WORD * (unit.first // PAIR + first)
-            convert.load_words(b, own, self.scales_place, offset, space="shared")
-        b.op("ld.shared.f32", self.block_scale, self.block_place[self.place.scales])
+            convert.load_words(b, words[first : first + vector], self.scales_place, offset, space="shared")
+        if unit.number == 0:
+            b.op("ld.shared.f32", self.block_scale, self.block_place[self.place.scales])
+
+    def _words(self, unit: Unit) -> list[Reg]:
+        """Those of a unit's scales; units whose products run together have different ones."""
+        each = self.at.product_tokens // PAIR
+        first = unit.number % len(self.shorts) * each
+        return list(self.words_of_scales[first : first + each])
 
     def _advance(self) -> None:
         b, ring = self.b, self.ring
@@ -250,17 +265,15 @@ class FactoredMultiplier(PromotedMultiplier):
 
     def _promote(self, unit: Unit, running: int) -> None:
         b, short, totals = self.b, self._short(unit), self.sums[unit.block][unit.first // 2 :]
-        if not TRIAL.get("early"):
-            self._unpack()
         b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
         for i in range(self.at.product_tokens // 2):
             factor = self.factors[i // 4 * 2 + i % 2]
             b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
 
-    def _unpack(self) -> None:
-        b = self.b
+    def _unpack(self, unit: Unit) -> None:
+        b, words = self.b, self._words(unit)
         for index, factor in enumerate(self.factors):
-            b.op("prmt.b32", self._bits(), self.words_of_scales[index // 4], LOWEST, FROM_BYTE | index % 4 << 12)
+            b.op("prmt.b32", self._bits(), words[index // 4], LOWEST, FROM_BYTE | index % 4 << 12)
             b.op("mov.b32", factor, self._bits())
             b.op("mul.f32", factor, factor, self.block_scale)
 

@@ -55,7 +55,9 @@ INTEGER_TILES = (
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, and sets of
 # fragments of A
-FACTORED = {(128, 96): (96, 2), (128, 128): (128, 2), (128, 192): (96, 2), (128, 256): (128, 1), (256, 128): (128, 1)}
+FACTORED = {
+    (128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (96, 1, 2), (128, 256): (64, 1, 2), (256, 128): (64, 1, 1),
+}
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -267,8 +269,7 @@ class Geometry:
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if factored:
-            piece, sets = FACTORED[records * TILE_ROWS, tokens]
-            promoted = piece, 1, sets
+            promoted = FACTORED[records * TILE_ROWS, tokens]
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
