@@ -27,7 +27,6 @@ from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.format import TILE_ROWS, Piece
 
 LANES = 32
-TRIAL: dict[str, int] = {}
 QUAD = 4  # lanes that have the columns of an octet
 PAIR = 2 * OCTET  # tokens whose scales a lane has in a word
 WORD = 4  # bytes

@@ -56,7 +56,8 @@ FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, and sets of
 # fragments of A
 FACTORED = {
-    (128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (96, 1, 2), (128, 256): (64, 1, 2), (256, 128): (64, 1, 1),
+    (128, 96): (96, 1, 2, False), (128, 128): (128, 1, 2, True), (128, 192): (64, 2, 2, False),
+    (128, 256): (64, 2, 1, False), (256, 128): (64, 1, 1, False),
 }
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
@@ -269,7 +270,7 @@ class Geometry:
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if factored:
-            promoted = FACTORED[records * TILE_ROWS, tokens]
+            promoted = FACTORED[records * TILE_ROWS, tokens][:3]
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
@@ -293,7 +294,9 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
-        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone and not self.factored
+        if self.factored:
+            return FACTORED[TILE_ROWS * self.records, self.tokens][3]
+        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
 
     @property
     def warps(self) -> int:
