@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.cases.models import MODELS, open_random
 from benchmarks.decode_step import OPTIONS
-from benchmarks.our_steps import FIRST, MORE, chosen, median_us
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.schedule import Task, work_off
+from benchmarks.timing.our_steps import FIRST, MORE, chosen, median_us
+from benchmarks.timing.schedule import Task, work_off
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp

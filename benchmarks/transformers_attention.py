@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.schedule import Task, work_off
+from benchmarks.timing.schedule import Task, work_off
 
 DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
 IMPLS = ("ptxgen", "sdpa", "fa2")
@@ -60,7 +60,7 @@ fa2.keys = 0  # type: ignore[attr-defined]
 
 
 def build() -> Any:
-    """The model, on the GPU."""
+    """A transformers model of random weights, on the GPU."""
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 

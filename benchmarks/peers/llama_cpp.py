@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.cases.models import MODELS, random_model
 from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.report.rows import RESULTS
+from benchmarks.report.sentence import show_help
 
 TARGETS = ("llama-bench", "llama-batched-bench")
 OPTIONS = (
@@ -75,7 +76,7 @@ class LlamaCpp:
         return self._building is None and (self._writing is None or path_of(self.folder, name).exists())
 
     def stop(self) -> None:
-        """End what goes on."""
+        """End a build or a conversion that is under way."""
         for process in (self._building, self._writing):
             if process is not None and process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -203,6 +204,7 @@ def rows_of(said: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     what, place, *others = sys.argv[1:]
     if what == "build":
         build(Path(place), Path(others[0]), others[1])

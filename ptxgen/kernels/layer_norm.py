@@ -9,8 +9,7 @@ from ptxgen import rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.reduce import over_cta
-from ptxgen.idioms.row_kernel import RowKernel, Rows
+from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel, Rows
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
@@ -30,16 +29,10 @@ class LayerNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(
-        default=1e-5,
-        draws=(1e-6, 1e-5),
-        refuses=(0.0,),
-        doc="added to the variance",
-        silent="beside squares about 1 it is less than a comparison tells",
-    )
+    eps: float = field(default=1e-5, like=EPS, doc="added to the variance")
     bias: bool = field(default=True, doc="a bias is added")
-    residual: bool = field(default=False, doc="x is added to the residual stream first")
-    heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
+    residual: bool = field(default=False, like=RESIDUAL)
+    heads: int = field(default=0, like=HEADS)
     programmatic: bool = False
 
     sizes = {"rows": 2}
@@ -71,8 +64,7 @@ class LayerNorm(RowKernel, KernelType):
             if self.share.passes == 1:  # the weights wait for no kernel before this one
                 rows.step()
                 self._load_weights(rows, gains, shifts)
-        with b.fragment("load", "load a pass of the row, and add it up"):
-            rows.step()
+        with rows.each("load", "load a pass of the row, and add it up", more="more_sums"):
             rows.load("x", values)
             if self.residual:
                 before = rows.array("before")
@@ -81,8 +73,7 @@ class LayerNorm(RowKernel, KernelType):
                 rows.store("residual", values)
             for value in values:
                 b.op("add.f32", mean, mean, value)
-            rows.advance("more_sums")
-        over_cta(b, "sums", "add.f32", [mean], rows.thread, self.share.warps)
+        rows.reduce("sums", "add.f32", mean)
         with b.fragment("divide", "the mean; back to the row's start"):
             b.op("mul.f32", mean, mean, 1 / self.dim)
             rows.begin()
@@ -92,7 +83,7 @@ class LayerNorm(RowKernel, KernelType):
             rows.only(values)
             dot(b, square, values, values)
             rows.advance("more_squares")
-        over_cta(b, "squares", "add.f32", [square], rows.thread, self.share.warps)
+        rows.reduce("squares", "add.f32", square)
         with b.fragment("deviation", "1 / sqrt(variance + eps); back to the row's start"):
             factor = b.op("fma.rn.f32", "factor", square, 1 / self.dim, self.eps)
             b.op("rsqrt.approx.f32", factor, factor)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.reduce import over_cta
-from ptxgen.idioms.row_kernel import RowKernel
+from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
@@ -27,16 +26,10 @@ class RmsNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(
-        default=1e-6,
-        draws=(1e-6, 1e-5),
-        refuses=(0.0,),
-        doc="added to the mean of squares",
-        silent="beside squares about 1 it is less than a comparison tells",
-    )
+    eps: float = field(default=1e-6, like=EPS, doc="added to the mean of squares")
     offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the weights: 1 in Gemma")
-    residual: bool = field(default=False, doc="x is added to the residual stream first")
-    heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
+    residual: bool = field(default=False, like=RESIDUAL)
+    heads: int = field(default=0, like=HEADS)
     programmatic: bool = False
 
     sizes = {"rows": 2}
@@ -66,8 +59,7 @@ class RmsNorm(RowKernel, KernelType):
             if self.share.passes == 1:  # the weights wait for no kernel before this one
                 rows.step()
                 rows.load("weight", gains)
-        with b.fragment("load", "load a pass of the row, and add up its squares"):
-            rows.step()
+        with rows.each("load", "load a pass of the row, and add up its squares", more="more_squares"):
             rows.load("x", values)
             if self.residual:
                 before = rows.array("before")
@@ -75,14 +67,12 @@ class RmsNorm(RowKernel, KernelType):
                 add(b, values, before)
                 rows.store("residual", values)
             dot(b, total, values, values)
-            rows.advance("more_squares")
-        over_cta(b, "squares", "add.f32", [total], rows.thread, self.share.warps)
+        rows.reduce("squares", "add.f32", total)
         with b.fragment("mean", "1 / sqrt(mean + eps); back to the row's start"):
             factor = b.op("fma.rn.f32", "factor", total, 1 / self.dim, self.eps)
             b.op("rsqrt.approx.f32", factor, factor)
             rows.begin()
-        with b.fragment("scale", "normalise a pass of the row, and store it"):
-            rows.step()
+        with rows.each("scale", "normalise a pass of the row, and store it", more="more_outputs"):
             if self.share.passes > 1:
                 rows.load("residual" if self.residual else "x", values)
                 rows.load("weight", gains)
@@ -92,7 +82,6 @@ class RmsNorm(RowKernel, KernelType):
                     b.op("add.f32", gain, gain, self.offset)
                 b.op("mul.f32", value, value, gain)
             rows.store("out", values)
-            rows.advance("more_outputs")
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np

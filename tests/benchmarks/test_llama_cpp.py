@@ -19,6 +19,7 @@ from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.report import rows
 from benchmarks.report.command import command
 from benchmarks.report.rows import Run
+from benchmarks.timing import bound_step, our_steps
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
 from tests.benchmarks.test_transformers_step import peer
@@ -158,6 +159,11 @@ def test_a_run_goes_on_past_what_fails(
     monkeypatch.setattr(decode_step, "Ours", partial(decode_step.Ours, models={"small": LLAMA}, max_len=32, steps=1))
     monkeypatch.setattr(decode_step, "TRANSFORMERS", ((1, 8), (4, 8), (2, 8)))
     monkeypatch.setattr(sys, "executable", str(peer(tmp_path)))
+    measured = bound_step.graph_us
+    for module in (bound_step, our_steps):
+        monkeypatch.setattr(
+            module, "graph_us", lambda device, graph, place, *_, **__: measured(device, graph, place, 1, 1)
+        )
     argv = ["--seconds", "900", "--llama", str(source), "--work", str(tmp_path / "work")]
     command("decode_step", "", decode_step.main, *decode_step.OPTIONS, table=decode_step.table, argv=argv, at_once=True)
     found = rows.load("decode_step")

@@ -1,0 +1,1 @@
+"""How commands take times: calls on a GPU in turn; launches and whole steps that are bound before."""
