@@ -48,8 +48,8 @@ def test_every_tile(mode: str, rows: int, count: int, k: int) -> None:
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (300, {"n": 384, "k": 512, "tokens": 128, "split": 2, "bias": True}),
     (300, {"n": 512, "k": 512, "tokens": 192, "stream": True}),
-    (700, {"n": 512, "k": 1152, "tokens": 256, "split": 1, "residual": True, "indirect": True, "programmatic": True}),
-    (700, {"n": 512, "k": 1152, "tokens": 128, "tile_rows": 256, "share": 2, "split": 2, "activation": "silu"}),
+    (700, {"n": 512, "k": 1152, "tokens": 192, "split": 1, "residual": True, "indirect": True, "programmatic": True}),
+    (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "split": 2, "activation": "silu"}),
     (300, {"n": 512, "k": 1024, "tokens": 96, "share": 2, "stream": True, "residual": True, "programmatic": True}),
 )
 
@@ -70,6 +70,7 @@ def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str,
         {"n": 256, "gated": True, "activation": "silu"},
         {"n": 256, "tile_rows": 64},
         {"n": 256, "tokens": 64},
+        {"n": 256, "tokens": 256, "residual": True},  # no registers are left
         {"n": 256, "weights": "e4m3_channel", "promoted": True},
     ],
     ids=str,
@@ -127,5 +128,14 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
 @pytest.mark.parametrize(("rows", "count"), FACTORED)
 @pytest.mark.parametrize("more", [{"out_dtype": bf16}, {"residual": True}, {"out_dtype": bf16, "share": 2}], ids=str)
 def test_no_spills(rows: int, count: int, more: dict[str, Any]) -> None:
+    """Of 256 tokens with a residual those are meant that read scales themselves."""
     ptx = generate(product(n=4096, k=4096, tokens=count, tile_rows=rows, programmatic=True, **more), WHERE)
     assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "wanted"), [(512, 4096, 4096, 128), (4096, 4096, 14336, 256), (512, 2048, 2048, 96)]
+)
+def test_the_best_tile_is_one_of_these(rows: int, n: int, k: int, wanted: int) -> None:
+    spec = PackedGemm.best(rows, n=n, k=k, weights="e4m3_block", x_dtype=e4m3, precision="fast", out_dtype=bf16)
+    assert (spec.tokens, Geometry.of(spec).factored) == (wanted, True)

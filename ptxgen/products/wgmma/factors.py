@@ -37,11 +37,11 @@ FROM_BYTE = 0x0455  # for prmt with it: a power of four from the byte that is ad
 
 class Factors(NamedTuple):
     """Where the factors of a stage lie: from `begin` on words of four lanes for every pair of octets, `vector` pairs
-    side by side; then, from `scales` on, the weights' scales of every 128 rows."""
+    side by side; then the weights' `scale`."""
 
     begin: int
     vector: int
-    scales: int
+    scale: int
 
     @classmethod
     def of(cls, at: Geometry) -> Factors:
@@ -61,7 +61,7 @@ class FactorFinder:
         """All fragments."""
         b, spec, at, ring, lane = self.b, self.spec, self.at, self.ring, tasks.lane
         kind, own = spec.kind, Factors.of(at)
-        words, blocks = at.tokens // WORD, at.rows // BLOCK
+        words = at.tokens // WORD
         with b.fragment("begin_factors", "where four tokens' scales lie in a stage, and where their word goes"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "factors_base", ring.memory)
@@ -75,21 +75,17 @@ class FactorFinder:
             b.op("rem.u32", pair, pair, own.vector)
             b.op("mad.lo.u32", word, pair, WORD, word)
             tells = b.op("setp.eq.u32", "tells_factors", lane, 0)
-            has_scale = b.op("setp.lt.u32", "has_scale", lane, blocks)
             has_last = b.op("setp.lt.u32", "has_last_word", lane, words % LANES) if words % LANES else None
-            scale_place = b.op("mad.lo.u32", "scale_place", lane, SCALE_BYTES, base)
             scale, next_scale = b.reg("weight_scale", "f32"), b.reg("next_scale", "f32")
             convert.clear(b, (next_scale,))
             from_, to, beside = (b.reg(name, "u32") for name in ("scales_now", "word_now", "scale_now"))
-        with b.fragment("find_scales", "the weights' scales of the tile's rows: the first is asked for"):
-            record = b.op("mad.lo.u32", "scale_record", tasks.group, blocks, lane)
-            b.op("min.u32", record, record, kind.records(spec.n) * TILE_ROWS // BLOCK - 1)
+        with b.fragment("find_scales", "the weights' scales of the tile's rows; the first is asked for"):
             of_block = BLOCK // TILE_ROWS * kind.record_bytes(spec.k)
-            scale_at = b.op("mad.wide.u32", "scale_at", record, of_block, tasks.weight)
+            scale_at = b.op("mad.wide.u32", "scale_at", tasks.group, of_block, tasks.weight)
             b.op("add.u64", scale_at, scale_at, kind.tiles(spec.k) * kind.tile_bytes)
             if tasks.first_step is not None:
                 b.op("mad.wide.u32", scale_at, tasks.first_step, SCALE_BYTES, scale_at)
-            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=has_scale)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=tells)
             left = b.op("mov.u32", "factor_steps", tasks.steps)
         with b.fragment("poll_scales"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[BELL * at.stages], ring.parity)
@@ -98,15 +94,15 @@ class FactorFinder:
             b.op("sub.u32", left, left, 1)
             more = b.op("setp.ne.u32", "finds_more", left, 0)
             b.op("add.u64", scale_at, scale_at, SCALE_BYTES)
-            asks = b.op("and.pred", "asks_scale", more, has_scale)
+            asks = b.op("and.pred", "asks_scale", more, tells)
             b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=asks)
-            for place, offset_of in ((from_, scales), (to, word), (beside, scale_place)):
+            for place, offset_of in ((from_, scales), (to, word), (beside, base)):
                 b.op("add.u32", place, offset_of, ring.offset)
             for index in range(-(-words // LANES)):
                 pred = has_last if (index + 1) * LANES > words else None
                 self._pack(from_, own.begin - at.scale_bytes + LANES * WORD * SCALE_BYTES * index, pred)
                 b.op("st.shared.b32", to[own.begin + LANES * WORD * index], self.word, pred=pred)
-            b.op("st.shared.f32", beside[own.scales], scale, pred=has_scale)
+            b.op("st.shared.f32", beside[own.scale], scale, pred=tells)
             b.op("bar.warp.sync", -1)
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), ring.full[0], pred=tells)
             ring.turn()
@@ -165,17 +161,15 @@ class FactoredMultiplier(PromotedMultiplier):
         return []
 
     def _begin_scales(self, base: Reg) -> None:
-        b, at, place = self.b, self.at, self.place
+        b, place = self.b, self.place
         lane = b.op("and.b32", "own_words", self.lane, QUAD - 1)
         self.own_scales = b.op("mad.lo.u32", lane, lane, place.vector * WORD, base)
-        rows = TILE_ROWS * at.shape.blocks  # of a warp
-        self.own_block = b.op("div.u32", "own_block", self.warp, BLOCK // rows)
-        b.op("mad.lo.u32", self.own_block, self.own_block, SCALE_BYTES, base)
+        self.base = base
         self.scales_place, self.block_place = b.reg("words_at", "u32"), b.reg("block_scale_at", "u32")
 
     def _find(self) -> None:
         super()._find()
-        self.b.op("add.u32", self.block_place, self.own_block, self.ring.offset)
+        self.b.op("add.u32", self.block_place, self.base, self.ring.offset)
 
     def _unreleased(self) -> Reg | None:
         b = self.b
@@ -221,8 +215,6 @@ class FactoredMultiplier(PromotedMultiplier):
                     self._read_straight(self._part_of(units[0]), following)
             with b.fragment(f"finish{name}") as finish:
                 b.op("wgmma.wait_group.sync.aligned", min(ahead, len(units) - 1 - number))
-                if unit is not units[-1] and units[number + 1].block != unit.block:
-                    self._read_straight(self._part_of(units[number + 1]), own)
             with b.fragment(f"promote{name}") as promote:
                 self._promote(unit, 0)
                 if unit is units[-1]:
@@ -247,7 +239,7 @@ class FactoredMultiplier(PromotedMultiplier):
             offset = self.place.begin + QUAD * WORD * (unit.first // PAIR + first)
             convert.load_words(b, words[first : first + vector], self.scales_place, offset, space="shared")
         if unit.number == 0:
-            b.op("ld.shared.f32", self.block_scale, self.block_place[self.place.scales])
+            b.op("ld.shared.f32", self.block_scale, self.block_place[self.place.scale])
 
     def _words(self, unit: Unit) -> list[Reg]:
         """Those of a unit's scales; units whose products run together have different ones."""

@@ -53,12 +53,10 @@ INTEGER_TILES = (
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
 )
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
-# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, and sets of
-# fragments of A
-FACTORED = {
-    (128, 96): (96, 1, 2, False), (128, 128): (128, 1, 2, True), (128, 192): (64, 2, 2, False),
-    (128, 256): (64, 2, 1, False), (256, 128): (64, 1, 1, False),
-}
+# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
+# sums, and of fragments of A
+FACTORED = {(128, 96): (96, 1, 2), (128, 128): (64, 2, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -202,6 +200,8 @@ def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
     if not spec.by_block or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
         return False
+    if spec.residual and tokens > MOST_ADDED:
+        return False
     whole = spec.kind.records(spec.n) % (rows // TILE_ROWS * shape.share) == 0
     return whole and shape.groups == 2 and shape.tiles == 1
 
@@ -270,7 +270,7 @@ class Geometry:
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if factored:
-            promoted = FACTORED[records * TILE_ROWS, tokens][:3]
+            promoted = FACTORED[records * TILE_ROWS, tokens]
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
@@ -294,9 +294,7 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
-        if self.factored:
-            return FACTORED[TILE_ROWS * self.records, self.tokens][3]
-        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
+        return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.factored) and alone
 
     @property
     def warps(self) -> int:
