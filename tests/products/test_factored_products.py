@@ -118,7 +118,8 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
     x = np.random.default_rng(0).standard_normal((8, 256), np.float32)
     x[2, 7], x[3, 200] = np.inf, np.nan
     out = trial(spec, CpuDevice(mode=mode), target="sm_80", rows=8, arguments={"x": x}).require().outputs
-    back = tokens.unpack(out["out"], 8, 256, out["scales"])
+    with np.errstate(invalid="ignore"):  # infinity times zero
+        back = tokens.unpack(out["out"], 8, 256, out["scales"])
     assert np.isnan(back[2]).any()
     assert np.isnan(back[3]).any()
     assert np.isfinite(back[[0, 1, 4, 5, 6, 7]]).all()
