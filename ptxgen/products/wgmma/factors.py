@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
-from ptxgen.idioms.convert import RUN, scratch, scratch_array
+from ptxgen.idioms.convert import scratch, scratch_array
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.multiply import PER_CHUNK
 from ptxgen.products.wgmma.product import PackedProduct
@@ -87,7 +87,7 @@ class FactorFinder:
                 b.op("mad.wide.u32", scale_at, tasks.first_step, SCALE_BYTES, scale_at)
             b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=tells)
             left = b.op("mov.u32", "factor_steps", tasks.steps)
-        with b.fragment("poll_scales"):
+        with b.fragment("poll_scales", "whether the tokens' scales are there"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[BELL * at.stages], ring.parity)
         with b.fragment("factors", "the upper bytes of four scales; the weights' next scale is asked for"):
             b.op("mov.f32", scale, next_scale)
@@ -213,9 +213,9 @@ class FactoredMultiplier(PromotedMultiplier):
                     self._advance()
                 with b.fragment(f"load{stage}", "its first weights") as load:
                     self._read_straight(self._part_of(units[0]), following)
-            with b.fragment(f"finish{name}") as finish:
+            with b.fragment(f"finish{name}", "its products are done") as finish:
                 b.op("wgmma.wait_group.sync.aligned", min(ahead, len(units) - 1 - number))
-            with b.fragment(f"promote{name}") as promote:
+            with b.fragment(f"promote{name}", f"sums of tokens {unit.first} on to the totals") as promote:
                 self._promote(unit, 0)
                 if unit is units[-1]:
                     self._arrive(self.arrives)
@@ -256,7 +256,6 @@ class FactoredMultiplier(PromotedMultiplier):
 
     def _promote(self, unit: Unit, running: int) -> None:
         b, short, totals = self.b, self._short(unit), self.sums[unit.block][unit.first // 2 :]
-        b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
         for i in range(self.at.product_tokens // 2):
             factor = self.factors[i // 4 * 2 + i % 2]
             b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
