@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.timing.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen
-from benchmarks.timing.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
+from benchmarks.steps.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp

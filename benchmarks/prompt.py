@@ -26,8 +26,8 @@ from benchmarks.cases.models import MODELS, open_random
 from benchmarks.decode_step import OPTIONS
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.timing.our_steps import FIRST, MORE, chosen, median_us
-from benchmarks.timing.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
+from benchmarks.steps.our_steps import FIRST, MORE, chosen, median_us
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.cases.models import MIXES, MODELS
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, load
-from benchmarks.timing.bound_step import TIMELINE, measure
-from benchmarks.timing.our_steps import FIRST, MORE, Ours, case_of, chosen
+from benchmarks.steps.bound_step import TIMELINE, measure
+from benchmarks.steps.our_steps import FIRST, MORE, Ours, case_of, chosen
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "images" / "decode_step.png"
 DEPTH = 4096

@@ -1,1 +1,1 @@
-"""How commands take times: calls on a GPU in turn; launches and whole steps that are bound before."""
+"""How calls are timed on a GPU: as nodes of graphs, over inputs in rotation."""

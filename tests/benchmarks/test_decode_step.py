@@ -17,8 +17,8 @@ from benchmarks.peers import llama_cpp
 from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.report import rows
 from benchmarks.report.rows import Run
-from benchmarks.timing import our_steps
-from benchmarks.timing.our_steps import Ours
+from benchmarks.steps import our_steps
+from benchmarks.steps.our_steps import Ours
 from ptxgen.models.decode import step_program
 from ptxgen.models.files import open_model
 from ptxgen.models.packing import formats_of

@@ -19,7 +19,7 @@ from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.report import rows
 from benchmarks.report.command import command
 from benchmarks.report.rows import Run
-from benchmarks.timing import bound_step, our_steps
+from benchmarks.steps import bound_step, our_steps
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
 from tests.benchmarks.test_transformers_step import peer

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import schedule
 from benchmarks.report.rows import Run
-from benchmarks.timing import schedule
-from benchmarks.timing.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import step_ops
 from benchmarks.report.rows import Run
-from benchmarks.timing import bound_step
-from benchmarks.timing.bound_step import Bound
-from benchmarks.timing.our_steps import Ours, case_of
+from benchmarks.steps import bound_step
+from benchmarks.steps.bound_step import Bound
+from benchmarks.steps.our_steps import Ours, case_of
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
 
