@@ -23,6 +23,9 @@ KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
+# sums of a row that they have registers for, and where products are promoted: with more, ptxas lets products wait for
+# each other, or spills
+MOST_SUMS_BESIDE, MOST_SHORT_BESIDE = 224, 64
 OCTET = 8  # tokens of a group of accumulators
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
@@ -105,7 +108,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
-    fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
+    fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
     beside = groups == 1 and fits and many
     if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
         least, most = LONG.get(tokens, (0, 0))
@@ -196,7 +199,7 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
 
 
 def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether a warp finds the factors of blocks: of CTAs that have whole blocks of rows, all of them there."""
+    """Whether a warp packs the scales of blocks: of CTAs that have whole blocks of rows, all of them there."""
     rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
     if not spec.by_block or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
         return False
@@ -228,7 +231,7 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
-    factored: bool  # factors of blocks come from tensor cores: `factors.py`
+    factored: bool  # a warp packs the scales of blocks: `factors.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
