@@ -15,6 +15,7 @@ from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, PROCESSORS, Geometry
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
+from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 # the same of weights of 16 bits where it differs: 64 rows by 64 tokens are slower than they are by this model
 IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}
 WHOLE_K = (104, 112)  # tokens with which no k is shared
-IN_E4M3 = {112: NONE, 192: ((128, 192), (1,))}  # and of e4m3
+IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of scales of rows
+IN_ROWS = {112: NONE}
+# and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
+IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -76,6 +80,11 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     tried = dict.fromkeys(enough[:1], OF_FEW) if few else OF_MANY
     if not few and str(fields.get("x_dtype")) == e4m3.name:
         tried = tried | IN_E4M3
+        whole = fields["weights"] == "e4m3_block" and not fields.get("gated") and fields["n"] % BLOCK == 0
+        if whole and rows >= MANY_IN_BLOCKS:
+            tried = tried | IN_BLOCKS
+        if fields["weights"] != "e4m3_block":
+            tried = tried | IN_ROWS
     if not few and _plain(fields):
         tried = tried | IN_16_BITS
     if "tokens" in fields:
@@ -177,6 +186,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
     fewer times."""
     found = list(candidates(kernel, fields, rows))
+    if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
+        found = [spec for spec in found if Geometry.of(spec).factored] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
