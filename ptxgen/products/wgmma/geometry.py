@@ -346,8 +346,8 @@ class Geometry:
     @property
     def early(self) -> int:
         """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: all, or, of
-        many tokens, so few that it asks for the first tokens as soon as they are there (of scales of blocks that was not
-        measured)."""
+        many tokens, so few that it asks for the first tokens as soon as they are there. With scales of blocks that was
+        not measured: all."""
         whole = self.rows_first or self.scale_bytes > 0
         most = self.stages if whole else max(1, EARLY_BYTES // (self.records * self.tile_bytes))
         return min(self.stages, self.steps // self.shape.split, most)
