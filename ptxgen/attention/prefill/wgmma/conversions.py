@@ -9,11 +9,13 @@ from __future__ import annotations
 from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL
-from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WARPGROUP
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import clear, scratch
 
+
+FENCE = "consumer"
 
 class Conversions(Producer):
     """Fragments `begin_tiles`, `load_k`, and of a tile `aim_fill`, `load_v`, `fill_k`, `next_fill`, `fill_v`."""
@@ -79,7 +81,7 @@ class Conversions(Producer):
         signs = b.op("mov.b32", b.reg("k_signs", "b32"), self.items.k_scale)
         b.op("and.b32", signs, signs, -0x80000000)
         upper = scratch(b, "k_sign", "b32")
-        for distance in (16, 8) if self.spec.fp8 else (16,):
+        for distance in (16, 8):
             b.op("shr.u32", upper, signs, distance)
             b.op("or.b32", signs, signs, upper)
         return signs  # type: ignore[no-any-return]
@@ -87,7 +89,7 @@ class Conversions(Producer):
     def _aim_v(self) -> None:
         """Where this thread's chunks of V go, of which each is 16 values; part of an open fragment."""
         b = self.b
-        self.wide = SwizzledCopy(b, "v", self.spec.dim, self.tile.keys, WARPGROUP, self.dtype, self.kv.source)
+        self.wide = SwizzledCopy(b, "v", self.spec.dim, self.tile.keys, self.tile.producer_threads, self.dtype, self.kv.source)
         chunk = b.op("shl.b32", b.reg("v_chunk", "u32"), self.chunk, 1)
         column = b.op("shr.u32", "v_column", chunk, LANES.bit_length() - 1)
         b.op("and.b32", chunk, chunk, LANES - 1)
@@ -126,19 +128,16 @@ class Conversions(Producer):
             number = 0
             for i in range(copy.spread.row_passes):
                 for column, takes_part in copy.passes(i):
-                    scale = self.scales[x][number]
-                    wide = None
-                    if scale is not None:
-                        wide = b.op("cvt.f32.f16", scratch(b, "wide_scale", "f32"), scale)
+                    scale, words = self.scales[x][number], self.words[x][number]
                     signs = self.signs if x == "k" else None
-                    words = self.words[x][number]
                     if self.spec.fp8 and x == "v":
                         offset = at + (i * copy.spread.rows_per_pass + 2 * column * self.tile.keys) * SWIZZLED_ROW
                         for half, place in enumerate(self.v_at):
-                            self.wide.store(words[2 * half : 2 * half + 2], place[offset], takes_part)
+                            self.wide.convert(words[2 * half : 2 * half + 2], place[offset], takes_part, None, None)
                     else:
-                        copy.store(words, copy.place((self.slot_at, at), i, column), takes_part, wide, signs)
+                        copy.convert(words, copy.place((self.slot_at, at), i, column), takes_part, scale, signs)
                     number += 1
-            b.note("seen by wgmma from here on")
-            b.op("fence.proxy.async.shared::cta")
+            if FENCE == "producer":
+                b.note("seen by wgmma from here on")
+                b.op("fence.proxy.async.shared::cta")
             self.ring.arrive_all(self.slot[full])

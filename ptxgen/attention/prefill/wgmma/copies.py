@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
 from ptxgen.attention.prefill.sources import Source
+from ptxgen.attention.prefill.wgmma.bytes import scaled, widen
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
-from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.convert import scratch, store_words
 
 
 class SwizzledCopy(RowCopy):
@@ -32,12 +35,29 @@ class SwizzledCopy(RowCopy):
 
     def take(self, other: SwizzledCopy) -> None:
         """The same threads in the same places as another copy that has been aimed."""
+        assert self.spread.spare_rows == other.spread.spare_rows, "their last passes have the same threads"
         self.has = other.has
 
     def place(self, to: Place, row_pass: int, column: int) -> Addr:
         """A pass over rows skips a multiple of 8, so the swizzle stays; a pass over columns skips all rows."""
         s = self.spread
         return to[0][to[1] + (row_pass * s.rows_per_pass + column * s.rows) * SWIZZLED_ROW]
+
+    def convert(self, words: Sequence[Reg], to: Addr, pred: Reg | None, scale: Reg | None, signs: Reg | None) -> None:
+        """A chunk's words of 8-bit values, as those of the target's type, to shared memory; `scale` (f16) multiplies
+        int8 values, and the bits of `signs` turn those of e4m3."""
+        b = self.b
+        for word in words if signs is not None else ():
+            b.op("xor.b32", word, word, signs)
+        if self.source != self.target:
+            packed = [scratch(b, f"packed{i}", "b32") for i in range(2 * len(words))]
+            if scale is None:
+                widen(b, packed, words, self.target)
+            else:
+                scaled(b, packed, words, scale, self.target)
+            words = packed
+        assert isinstance(to.base, Reg)
+        store_words(b, to.base, words, to.offset, space="shared", pred=pred)
 
 
 def copy_rows(copy: SwizzledCopy, source: Source, x: str, to: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
+from ptxgen.attention.prefill.wgmma import conversions
 from ptxgen.attention.prefill.wgmma.conversions import Conversions
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
@@ -23,14 +24,15 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     maps, converted = by_maps(spec), converts(spec)
     queries = 32 * WARPS if maps else 0  # the first thread that copies q
     items = Items(b, spec, tile)
-    ring = Ring(b, tile, 1 if maps else WARPGROUP, WARPGROUP - queries)
+    threads = tile.producer_threads
+    ring = Ring(b, tile, 1 if maps else threads, threads - queries)
     arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
     with b.fragment("begin", "shared memory and its mbarriers"):
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
         ring.begin(smem)
-        b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
-        b.op("setp.eq.u32", "makes_barriers", items.thread, WARPGROUP)
+        b.op("setp.lt.u32", "is_producer", items.thread, threads)
+        b.op("setp.eq.u32", "makes_barriers", items.thread, threads)
     with b.fragment("make_barriers"):
         ring.make(smem)
     items.locate()
@@ -63,6 +65,6 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     b.expose(
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
-        copies_need_fence=not (maps or converted),
+        copies_need_fence=not maps and not (converted and conversions.FENCE == "producer"),
         has_tails=tile.tails,
     )  # fmt: skip

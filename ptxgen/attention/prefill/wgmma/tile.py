@@ -42,12 +42,18 @@ class WgmmaTile:
     producer_registers: int
     consumer_registers: int
     out_over_q: bool = False
+    producers: int = 1
     tails: bool = False
     fp8: bool = False
 
     @property
+    def producer_threads(self) -> int:
+        """The first ones of a CTA."""
+        return WARPGROUP * self.producers
+
+    @property
     def threads(self) -> int:
-        return WARPGROUP * (1 + self.warpgroups)
+        return self.producer_threads + WARPGROUP * self.warpgroups
 
     @property
     def rows(self) -> int:
