@@ -6,19 +6,44 @@ An e4m3 value is one of f16 and of bf16; an int8 value times its scale is rounde
 
 from __future__ import annotations
 
-from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.sources import source_of
+from ptxgen.attention.prefill.wgmma.copies import PairedCopy, SwizzledCopy
+from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
-from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL
-from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW
+from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, Ring
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
+from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
-
 
 FENCE = "consumer"
 
+
 class Conversions(Producer):
     """Fragments `begin_tiles`, `load_k`, and of a tile `aim_fill`, `load_v`, `fill_k`, `next_fill`, `fill_v`."""
+
+    def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
+        super().__init__(b, spec, tile, items, ring, dtype)
+        if not spec.fp8:
+            kind = spec.attention.problem.kv_dtype
+            self.kv = PairedCopy(b, "kv", spec.dim, tile.keys, tile.producer_threads, dtype, kind)
+            self.source = source_of(b, spec, items, self.kv)
+
+    def aim(self, smem: Reg) -> None:
+        if self.spec.fp8:
+            super().aim(smem)
+            self.kv_row, self.kv_chunk = self.row, self.chunk
+            return
+        QueryCopies.aim(self, smem)
+        b = self.b
+        self.kv_row, self.kv_chunk = self.kv.aim(self.thread)
+        first = self.kv.offset("kv_to", self.kv_row, self.kv_chunk)
+        b.op("add.u32", first, first, smem)
+        self.kv_to = (first, b.op("xor.b32", b.reg("kv_to_next", "u32"), first, CHUNK))
+        self.filled = b.op("mov.u32", "filled", 0, note="tiles so far")
 
     def build(self, smem: Reg) -> None:
         QueryCopies.build(self, smem)
@@ -38,10 +63,15 @@ class Conversions(Producer):
         with b.fragment("aim_fill", "the slot of this tile of keys"):
             self.stage, self.slot, self.parity = self.ring.slot("fill", self.filled)
             b.op("xor.b32", self.parity, self.parity, 1)
-            self.slot_at = b.op("mad.lo.u32", "fill_at", self.stage, tile.kv_bytes, self.to)
             if self.spec.fp8:
+                self.slot_at = b.op("mad.lo.u32", "fill_at", self.stage, tile.kv_bytes, self.to)
                 for half, to in enumerate(self.v_to):
                     b.op("mad.lo.u32", self.v_at[half], self.stage, tile.kv_bytes, to)
+            else:
+                self.slots_at = [
+                    b.op("mad.lo.u32", b.reg(f"fill_at{half}", "u32"), self.stage, tile.kv_bytes, to)
+                    for half, to in enumerate(self.kv_to)
+                ]
             b.op("setp.eq.s32", "is_first_fill", self.step, 0)
         with b.fragment("load_v"):
             self._load("v")
@@ -68,7 +98,7 @@ class Conversions(Producer):
         b, items = self.b, self.items
         more = b.op("setp.lt.s32", "more_fills", self.step, items.key_tiles)
         items.key_begin = items.tile_start(self.step)
-        self.source.aim(self.row, self.chunk)
+        self.source.aim(self.kv_row, self.kv_chunk)
         b.op("selp.b32", self.source.left, self.source.left, 0, more)
         self.source.start()
 
@@ -89,7 +119,9 @@ class Conversions(Producer):
     def _aim_v(self) -> None:
         """Where this thread's chunks of V go, of which each is 16 values; part of an open fragment."""
         b = self.b
-        self.wide = SwizzledCopy(b, "v", self.spec.dim, self.tile.keys, self.tile.producer_threads, self.dtype, self.kv.source)
+        self.wide = SwizzledCopy(
+            b, "v", self.spec.dim, self.tile.keys, self.tile.producer_threads, self.dtype, self.kv.source
+        )
         chunk = b.op("shl.b32", b.reg("v_chunk", "u32"), self.chunk, 1)
         column = b.op("shr.u32", "v_column", chunk, LANES.bit_length() - 1)
         b.op("and.b32", chunk, chunk, LANES - 1)
@@ -130,12 +162,14 @@ class Conversions(Producer):
                 for column, takes_part in copy.passes(i):
                     scale, words = self.scales[x][number], self.words[x][number]
                     signs = self.signs if x == "k" else None
-                    if self.spec.fp8 and x == "v":
+                    if not self.spec.fp8:
+                        places = [copy.place((to, at), i, column) for to in self.slots_at]
+                        copy.convert(words, places, takes_part, scale, signs)
+                    elif x == "v":
                         offset = at + (i * copy.spread.rows_per_pass + 2 * column * self.tile.keys) * SWIZZLED_ROW
-                        for half, place in enumerate(self.v_at):
-                            self.wide.convert(words[2 * half : 2 * half + 2], place[offset], takes_part, None, None)
+                        self.wide.convert(words, [place[offset] for place in self.v_at], takes_part, None, None)
                     else:
-                        copy.convert(words, copy.place((self.slot_at, at), i, column), takes_part, scale, signs)
+                        copy.convert(words, [copy.place((self.slot_at, at), i, column)], takes_part, scale, signs)
                     number += 1
             if FENCE == "producer":
                 b.note("seen by wgmma from here on")

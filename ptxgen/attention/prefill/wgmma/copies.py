@@ -43,9 +43,11 @@ class SwizzledCopy(RowCopy):
         s = self.spread
         return to[0][to[1] + (row_pass * s.rows_per_pass + column * s.rows) * SWIZZLED_ROW]
 
-    def convert(self, words: Sequence[Reg], to: Addr, pred: Reg | None, scale: Reg | None, signs: Reg | None) -> None:
-        """A chunk's words of 8-bit values, as those of the target's type, to shared memory; `scale` (f16) multiplies
-        int8 values, and the bits of `signs` turn those of e4m3."""
+    def convert(
+        self, words: Sequence[Reg], to: Sequence[Addr], pred: Reg | None, scale: Reg | None, signs: Reg | None
+    ) -> None:
+        """A chunk's words of 8-bit values as those of the target's type, to places in shared memory, each an equal part;
+        `scale` (f16) multiplies int8 values, and the bits of `signs` turn those of e4m3. The words do not stay."""
         b = self.b
         for word in words if signs is not None else ():
             b.op("xor.b32", word, word, signs)
@@ -56,8 +58,28 @@ class SwizzledCopy(RowCopy):
             else:
                 scaled(b, packed, words, scale, self.target)
             words = packed
-        assert isinstance(to.base, Reg)
-        store_words(b, to.base, words, to.offset, space="shared", pred=pred)
+        each = len(words) // len(to)
+        for n, place in enumerate(to):
+            assert isinstance(place.base, Reg)
+            store_words(b, place.base, words[n * each : (n + 1) * each], place.offset, space="shared", pred=pred)
+
+
+class PairedCopy(SwizzledCopy):
+    """Of rows of bytes that become 16-bit values: a thread's 16 bytes become two chunks, side by side.
+
+    Four threads take a swizzled row and four others the next one, so that eight that store together meet all banks.
+    """
+
+    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType, source: DType) -> None:
+        super().__init__(b, name, dim, rows, threads, dtype, source)
+        self.elements = CHUNK // source.bytes
+        self.spread = Spread(dim // self.elements, rows, threads, LANES // 2)
+
+    def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
+        """That of the first of the two; the other's is this one with CHUNK turned."""
+        b = self.b
+        first = b.op("shl.b32", scratch(b, f"{name}_chunk", "u32"), chunk, 1)
+        return super().offset(name, row, first)
 
 
 def copy_rows(copy: SwizzledCopy, source: Source, x: str, to: Place) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma import conversions
 from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
-from ptxgen.attention.prefill.wgmma import conversions
 from ptxgen.attention.prefill.wgmma.conversions import Conversions
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
