@@ -1,4 +1,4 @@
-"""The producer warpgroup of 8-bit K and V: words of a tile are loaded while those of the tile before become 16-bit
+"""The producer of 8-bit K and V: words of a tile are loaded while those of the tile before become 16-bit
 values in swizzled shared memory.
 
 An e4m3 value is one of f16 and of bf16; an int8 value times its scale is rounded to them. For fp8 K stays as it is.
@@ -18,8 +18,6 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
-
-FENCE = "consumer"
 
 
 class Conversions(Producer):
@@ -171,7 +169,6 @@ class Conversions(Producer):
                     else:
                         copy.convert(words, [copy.place((self.slot_at, at), i, column)], takes_part, scale, signs)
                     number += 1
-            if FENCE == "producer":
-                b.note("seen by wgmma from here on")
-                b.op("fence.proxy.async.shared::cta")
+            b.note("seen by wgmma from here on")
+            b.op("fence.proxy.async.shared::cta")
             self.ring.arrive_all(self.slot[full])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
 from ptxgen.attention.prefill.sources import Source
-from ptxgen.attention.prefill.wgmma.bytes import scaled, widen
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW
+from ptxgen.attention.prefill.wgmma.widening import scaled, widen
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
@@ -46,8 +46,10 @@ class SwizzledCopy(RowCopy):
     def convert(
         self, words: Sequence[Reg], to: Sequence[Addr], pred: Reg | None, scale: Reg | None, signs: Reg | None
     ) -> None:
-        """A chunk's words of 8-bit values as those of the target's type, to places in shared memory, each an equal part;
-        `scale` (f16) multiplies int8 values, and the bits of `signs` turn those of e4m3. The words do not stay."""
+        """A chunk's words of 8-bit values, as those of the target's type, to shared memory: an equal part to each place.
+
+        `scale` (f16) multiplies int8 values, and the bits of `signs` turn those of e4m3; the words do not stay.
+        """
         b = self.b
         for word in words if signs is not None else ():
             b.op("xor.b32", word, word, signs)

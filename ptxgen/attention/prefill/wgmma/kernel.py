@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.wgmma import conversions
 from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
 from ptxgen.attention.prefill.wgmma.conversions import Conversions
@@ -65,6 +64,6 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     b.expose(
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
-        copies_need_fence=not maps and not (converted and conversions.FENCE == "producer"),
+        copies_need_fence=not (maps or converted),
         has_tails=tile.tails,
     )  # fmt: skip

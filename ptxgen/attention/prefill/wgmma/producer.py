@@ -16,7 +16,7 @@ from ptxgen.idioms.convert import scratch
 
 
 class QueryCopies:
-    """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by the producer's threads from `first` on."""
+    """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by producer threads from `first` on."""
 
     def __init__(
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
