@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def measure(run: Run, rounds: int) -> None:
-    """All rows."""
+    """Add the rows of every case to a run."""
     cold(run, rounds)
     warmups(run, max(1, rounds // 3))
 

@@ -214,7 +214,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Everything, row by row."""
+    """Add the rows of every part: first launches, runs, check mode, growing grids, the oracle."""
     run = Run("cpu_executor")
     machine(run)
     rounds = options.rounds

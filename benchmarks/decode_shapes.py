@@ -72,7 +72,7 @@ def measure_all(run: Run, names: Sequence[str], sizes: Sequence[int]) -> None:
 
 
 def shape(case: Case) -> str:
-    """As in 32/8/128."""
+    """Query heads/KV heads/head_dim, as in 32/8/128."""
     return f"{case.n_heads}/{case.n_kv_heads}/{case.head_dim}"
 
 

@@ -62,7 +62,7 @@ class Loaded:
         }
 
     def close(self) -> None:
-        """Drop the module."""
+        """Unload the kernel's module."""
         check(driver.cuModuleUnload(self.module))
 
     def bind(self, **arguments: Any) -> Callable[[], None]:

@@ -55,7 +55,7 @@ class Bench:
         self.stream = self.device.stream()
 
     def ours(self) -> Job:
-        """A bound kernel."""
+        """A launch of ptxgen's, bound before."""
         bound = self.entry.bind(1, 32, [*self.buffers, np.uint32(5)])
         return lambda: bound.launch(self.stream)
 
@@ -76,7 +76,7 @@ class Bench:
         return lambda n: int(loop(*arguments, ctypes.c_int(n)))
 
     def block(self) -> ParamBlock:
-        """Packed arguments."""
+        """The parameter block with this launch's arguments."""
         block = ParamBlock(self.entry.function.slots)
         for i, buffer in enumerate(self.buffers):
             block.set(i, buffer.pointer.to_bytes(8, "little"))

@@ -119,7 +119,7 @@ def prefill_counters() -> Iterator[str]:
 
 
 def in_words(names: Sequence[str]) -> str:
-    """A, B and C."""
+    """Names in a sentence: A, B and C."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 

@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def measure_all(run: Run, target: str) -> None:
-    """Peers, and every spec."""
+    """Add rows of every spec, and of the peers of each."""
     import torch
 
     from ptxgen.targets import target_of_capability

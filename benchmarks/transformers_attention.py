@@ -60,7 +60,7 @@ fa2.keys = 0  # type: ignore[attr-defined]
 
 
 def build() -> Any:
-    """The model, on the GPU."""
+    """A transformers model of random weights, on the GPU."""
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 

@@ -29,7 +29,7 @@ class Spot:
         return (shown_path(place.file), place.line) if place else None
 
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """The parts by name, as JSON shows them."""
         source = self.source
         return {
             "line": self.line, "text": self.text, "cta": self.cta, "warp": self.warp, "lanes": self.lanes,
@@ -72,7 +72,7 @@ class Finding(str):
         return self.spots[0].line if self.spots else 0
 
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """The parts by name, as JSON shows them."""
         return {
             "kind": self.kind, "kernel": self.kernel, "file": self.file, "buffer": self.buffer, "memory": self.memory,
             "advice": self.advice, "text": str(self), "spots": [spot.fields() for spot in self.spots],

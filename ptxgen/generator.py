@@ -10,6 +10,7 @@ from typing import Any
 from ptxgen.builder import Builder
 from ptxgen.checks import check
 from ptxgen.errors import IsaError, SpecError, TemplateError, brief
+from ptxgen.gc_pause import GcPause
 from ptxgen.kernel import KernelType, spec_error, supports
 from ptxgen.launch import Launch, Param
 from ptxgen.lines.sources import SourceMap, remember
@@ -17,7 +18,6 @@ from ptxgen.nodes import Module
 from ptxgen.parser import UnreadableError, parse
 from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
-from ptxgen.resting import CollectorRests
 from ptxgen.targets import Target, newest_ptx
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import in_force
@@ -76,7 +76,7 @@ def generate(spec: KernelType, target: str | Target, *, line_info: bool = False,
     key = (type(spec), spec, where, in_force().digest, line_info, entry)
     found = _CACHE.get(key)
     if found is None:
-        with CollectorRests():
+        with GcPause():
             if line_info:
                 found = _with_line_info(generate(spec, where, entry=entry))
             else:

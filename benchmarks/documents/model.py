@@ -238,8 +238,10 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
 
 
-# Measurements of single cases on one H200 each.
-FEW_TOKENS = """What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate and up in Q4_K (the read: 17.1):
+FEW_TOKENS = """The figures from here to the next heading were read off while kernels were made: single measurements on
+an H200, of which there are no rows in `benchmarks/results`.
+
+What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate and up in Q4_K (the read: 17.1):
 
 - Sums of three digits one on the other in s32, and an f32 scale a span: 18.3 for 8 tokens. Integer scales, and one
   conversion a tile: 17.3. Both 31 for 16: eight more tokens cost 100 cycles a tile and multiprocessor either way, and

@@ -75,7 +75,7 @@ class LlamaCpp:
         return self._building is None and (self._writing is None or path_of(self.folder, name).exists())
 
     def stop(self) -> None:
-        """End what goes on."""
+        """End a build or a conversion that is under way."""
         for process in (self._building, self._writing):
             if process is not None and process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)

@@ -73,7 +73,7 @@ class Transformers:
         return self._done[case]
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

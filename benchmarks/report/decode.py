@@ -66,7 +66,7 @@ def ratios(cases: Mapping[Case, Times], of: Callable[[Times], float | None]) -> 
 
 
 def over_peers(name: str) -> Callable[[Times], float | None]:
-    """Best peer ÷ ours."""
+    """Time of the best peer over ours: above 1, ours is faster."""
 
     def of(times: Times) -> float | None:
         peer = best(times)

@@ -122,12 +122,12 @@ class Cache:
 
     @property
     def sides(self) -> dict[str, RowLayout]:
-        """Both, by name."""
+        """The sides K and V by their names."""
         return {"k": self.k, "v": self.v}
 
     @property
     def buffers(self) -> dict[str, RowLayout]:
-        """Those that have a buffer."""
+        """The sides that have a buffer of their own: V inside K has none."""
         return {"k": self.k} if self.problem.v_in_k else self.sides
 
     @property

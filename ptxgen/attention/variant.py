@@ -56,7 +56,7 @@ class Scores(Protocol):
 
     @property
     def registers(self) -> Sequence[Reg]:
-        """All of them."""
+        """The registers of all scores."""
 
     def heads(self, value: PerHead) -> Iterator[tuple[Reg, Sequence[Reg]]]:
         """The thread's heads: what the head brings, and its scores."""
@@ -73,7 +73,7 @@ class Step(Protocol):
 
     @property
     def per_head(self) -> tuple[PerHead, ...]:
-        """What every head brings."""
+        """The values, one a head, that this step reads: slopes, sinks, scales."""
 
     def apply(self, b: Builder, scores: Scores) -> None:
         """Change the scores; part of an open fragment."""

@@ -37,7 +37,7 @@ class _Shown:
 
 
 def page(report: Report, counted: Coverage) -> str:
-    """The HTML."""
+    """The coverage of a text as one HTML page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from ptxgen.packages import templates_folder

@@ -15,7 +15,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif(reports: Sequence[Report]) -> dict[str, Any]:
-    """A log with one run."""
+    """Findings as a SARIF 2.1.0 log with one run."""
     seen = [one for report in reports for one in report.seen]
     rules = list(dict.fromkeys(one.finding.kind for one in seen))
     driver = {

@@ -158,7 +158,7 @@ def _show(report: Report) -> None:
 
 
 def _show_coverage(counted: Coverage) -> None:
-    """What did not run."""
+    """Print the lines that no launch reached."""
     reached = {one.line for one in counted.instructions if one.reached}
     for run in _runs(counted.missing(), reached):
         if len(run) > _FEW:

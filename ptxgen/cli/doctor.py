@@ -74,7 +74,7 @@ def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, target: 
     """What a model file takes on a device."""
     from ptxgen.models.caches import CacheForm
     from ptxgen.models.files import open_model
-    from ptxgen.models.memory import memory_plan
+    from ptxgen.models.memory_plan import memory_plan
 
     check_kv_dtype(kv_dtype)
     source = open_model(model, max_len)

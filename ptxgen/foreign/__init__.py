@@ -64,9 +64,14 @@ def canonical(module: Module) -> Module:
 
 def lowered(module: Module) -> Module:
     """The module with instructions that the executor has no emitter of spelled out in others; checked before."""
-    from ptxgen.foreign.device_runtime import with_runtime
+    module = spelled_out(module)
+    functions = module.functions
+    wanted = [name for name in ("malloc", "free") if name in functions and functions[name].body is None]
+    if wanted:
+        from ptxgen.foreign.device_runtime import with_runtime
 
-    return with_reserved(with_runtime(spelled_out(module)))
+        module = with_runtime(module, wanted)
+    return with_reserved(module)
 
 
 __all__ = ["EXECUTED_AS", "canonical", "is_older", "lowered", "notes"]

@@ -6,6 +6,7 @@ with a count beside (so that a block that comes back meanwhile is noticed). What
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ptxgen.nodes import Function, Module
@@ -102,14 +103,10 @@ OUT:
 """
 
 
-def with_runtime(module: Module) -> Module:
-    """The module with `malloc` and `free` where it calls them and has no bodies for them."""
-    functions = module.functions
-    wanted = [name for name in ("malloc", "free") if name in functions and functions[name].body is None]
-    if not wanted:
-        return module
+def with_runtime(module: Module, wanted: Sequence[str]) -> Module:
+    """The module with bodies for those of `malloc` and `free` that it declares without."""
     ours = parse(_TEXT, "<device runtime>")
-    line = functions[wanted[0]].line
+    line = module.functions[wanted[0]].line
     added = [item for item in ours.items if not isinstance(item, Function) or item.name in wanted]
     kept = [item for item in module.items if not isinstance(item, Function) or item.name not in wanted]
     return replace(module, items=(*(replace(item, line=line) for item in added), *kept))

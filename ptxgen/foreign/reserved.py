@@ -14,7 +14,8 @@ from ptxgen.nodes import Function, Instruction, Module, Operand, Register, Scope
 BYTES = 1024
 RESERVED = "$reserved_smem"
 _AT = {"begin": 0, "0": 0, "1": BYTES // 2, "cap": BYTES, "end": BYTES}
-_PLACES = {f"%reserved_smem_offset_{name}": Symbol(RESERVED, offset) for name, offset in _AT.items()}
+_STEM = "%reserved_smem_offset_"
+_PLACES = {f"{_STEM}{name}": Symbol(RESERVED, offset) for name, offset in _AT.items()}
 _CLEAR = """{
   .reg .pred %first; .reg .b32 %x, %y, %z;
   mov.u32 %x, %tid.x;
@@ -31,6 +32,8 @@ _CLEAR = """{
 
 def with_reserved(module: Module) -> Module:
     """The module with that variable where it reads one of these registers, in the entries that may."""
+    if module.source and _STEM not in module.source:
+        return module
     items = tuple(_named(item) if isinstance(item, Function) else item for item in module.items)
     readers = [
         new for new, old in zip(items, module.items, strict=True) if new is not old and isinstance(new, Function)

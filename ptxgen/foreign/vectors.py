@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ptxgen.isa.registers import special_register
-from ptxgen.nodes import Function, Instruction, Operand, Register, Scope, Statement, Symbol, Variable, Vector
+from ptxgen.nodes import Function, Instruction, Operand, Register, Scope, Statement, Symbol, Variable, Vector, flat
 
 _PARTS = "xyzw"
 _COLOURS = {"r": "x", "g": "y", "b": "z", "a": "w"}
@@ -15,7 +15,14 @@ Known = dict[str, int]  # vector registers in scope, and their lengths
 
 def in_scalars(function: Function) -> Function:
     """The function without vector registers."""
-    return replace(function, body=tuple(_scalars(function.body or (), {})))
+    body = function.body or ()
+    return replace(function, body=tuple(_scalars(body, {}))) if any(map(_is_concerned, flat(body))) else function
+
+
+def _is_concerned(item: Statement) -> bool:
+    if isinstance(item, Instruction):
+        return item.opcode.startswith("mov.v")
+    return isinstance(item, Variable) and item.vector > 0
 
 
 def _scalars(items: Iterable[Statement], outer: Known) -> Iterator[Statement]:

@@ -97,7 +97,7 @@ class Goldens:
         return Snapshot(word, texts, read)
 
     def generated(self) -> Snapshot:
-        """What would lie there."""
+        """What an update would write there."""
         chosen = self.cases()
         texts = {file: text.encode() for case in chosen for file, text in expected(case).items()}
         return Snapshot("generated", texts, measured(chosen))

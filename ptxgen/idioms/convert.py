@@ -112,7 +112,7 @@ def scratch(b: Builder, name: str, type: str) -> Reg:
 
 
 def scratch_array(b: Builder, name: str, type: str, count: int) -> RegArray:
-    """The same of an array."""
+    """An array of registers that is declared once and used again."""
     found = b.known_array(name)
     return found if found is not None else b.array(name, type, count)
 

@@ -1,4 +1,4 @@
-"""Sums and dot products of registers."""
+"""Sums, products and dot products of registers."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def add(b: Builder, into: Sequence[Reg], values: Sequence[Reg]) -> None:
     """`into[i]` += `values[i]` in f32."""
     for x, y in zip(into, values, strict=True):
         b.op("add.f32", x, x, y)
+
+
+def multiply(b: Builder, into: Sequence[Reg], by: Reg | float | Sequence[Reg]) -> None:
+    """`into[i]` *= `by`, or `by[i]` where that is a sequence, in f32."""
+    factors = by if isinstance(by, Sequence) else [by] * len(into)
+    for x, y in zip(into, factors, strict=True):
+        b.op("mul.f32", x, x, y)

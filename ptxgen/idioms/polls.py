@@ -15,7 +15,7 @@ class Polls:
         self.b, self.left, self.over = b, b.reg("polls_left", "u32"), b.reg("polled_out", "pred")
 
     def allow(self) -> None:
-        """Begin to count."""
+        """Set how many polls are left."""
         self.b.op("mov.u32", self.left, POLLS)
 
     def count(self) -> None:

@@ -95,7 +95,8 @@ def quantise(x: np.ndarray, dtype: DType, group: int) -> dict[str, np.ndarray]:
         with np.errstate(over="ignore"):  # to infinity, as the kernel does
             return {"out": x.astype(dtype.numpy)}
     one = np.float32
-    grouped = x.reshape(x.shape[0], -1, group or x.shape[1])
+    width = group or x.shape[1]
+    grouped = x.reshape(x.shape[0], x.shape[1] // width, width)
     largest = np.fmax.reduce(np.abs(grouped), -1, initial=0).astype(one)
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(largest < one(TINY), one(0), one(LARGEST[dtype.name]) / largest).astype(one)

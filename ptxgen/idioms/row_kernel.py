@@ -6,6 +6,7 @@ Owns the fragments `depends` and `locate`; what happens to the elements is the k
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
@@ -13,6 +14,7 @@ from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import f32
 from ptxgen.idioms.elements import Elements, pieces, widen
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.rows import RowShare, RowWalk
 from ptxgen.launch import Extent, Launch, Param, buffer
 
@@ -68,6 +70,7 @@ class Rows:
     def __init__(self, b: Builder, share: RowShare, heads: int) -> None:
         self.b, self.share, self.walk = b, share, RowWalk(b, share)
         self._moved: dict[str, tuple[Elements, ...]] = {}
+        self._values: dict[str, RegArray] = {}
         self._bases: dict[str, Reg] = {}
         with b.fragment("locate", "the row's pointers, and the thread's place in the row"):
             self.thread: Reg = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -94,6 +97,19 @@ class Rows:
         """Registers for the thread's elements of a pass."""
         return self.b.array(name, "f32", self.share.elements)
 
+    @contextmanager
+    def each(self, fragment: str, title: str = "", *, more: str) -> Iterator[None]:
+        """A fragment of what is done in each pass: it takes a pass up, and goes to the next. The template places it in
+        `passes("name", more)`, where the predicate `more` says that there is another (none where one takes the row)."""
+        with self.b.fragment(fragment, title):
+            self.step()
+            yield
+            self.advance(more)
+
+    def reduce(self, name: str, operation: str, *values: Reg) -> None:
+        """Reduce values over the CTA, by an opcode such as `"add.f32"`; the template places `reduce(name)`."""
+        over_cta(self.b, name, operation, values, self.thread, self.share.warps)
+
     def begin(self) -> None:
         """Go before the first pass again."""
         self.walk.begin(self.thread, self._cta)
@@ -106,12 +122,18 @@ class Rows:
         """Go to the next pass if there is one; last in its fragment. `again` is for the macro `passes`."""
         self.walk.advance(again)
 
-    def load(self, name: str, values: Sequence[Reg], first: int = 0) -> None:
-        """The thread's elements of a buffer's row, from element `first` of it; those beyond the row are zero."""
+    def load(self, name: str, into: Sequence[Reg] | None = None, first: int = 0) -> Sequence[Reg]:
+        """The thread's elements of a buffer's row, from element `first` of it; those beyond the row are zero.
+
+        `into`: registers for them; by default the buffer's own, the same in every pass.
+        """
+        if into is None:
+            into = self._values.get(name) or self._values.setdefault(name, self.array(f"{name}_value"))
         dtype, at = self._at(name, first)
-        parts = self._pieces(f"{name}{first or ''}_word", dtype, values)
+        parts = self._pieces(f"{name}{first or ''}_word", dtype, into)
         self.walk.load(at, parts)
-        widen(self.b, parts, values)
+        widen(self.b, parts, into)
+        return into
 
     def store(self, name: str, values: Sequence[Reg]) -> None:
         """Write the thread's elements of a buffer's row."""

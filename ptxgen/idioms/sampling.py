@@ -54,7 +54,7 @@ class Sampling:
         self.key, self.weight, self.exponent = b.reg("key", "u32"), b.reg("weight", "u32"), b.reg("exponent", "f32")
 
     def build(self) -> None:
-        """All fragments."""
+        """Build every fragment: the row's settings, its passes, the likeliest token, the one that is stored."""
         b = self.b
         with b.fragment("locate", "the row of logits, and the thread's and the CTA's place in it"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))

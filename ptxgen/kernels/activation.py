@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.dtypes import f32
 from ptxgen.idioms import activation
+from ptxgen.idioms.dot import multiply
 from ptxgen.idioms.row_kernel import RowKernel
 from ptxgen.idioms.rows import RowShare
 from ptxgen.kernel import KernelType, field, kernel_type
@@ -68,8 +69,8 @@ class Activation(RowKernel, KernelType):
                 rows.load("x", others, self.dim)
         with b.fragment("activate", f"activate the {'first half, times the second' if self.gated else 'elements'}"):
             activation.activate(b, self.kind, values)
-            for value, other in zip(values, others, strict=True) if self.gated else ():
-                b.op("mul.f32", value, value, other)
+            if self.gated:
+                multiply(b, values, others)
         with b.fragment("store", "store the thread's elements"):
             rows.store("out", values)
 

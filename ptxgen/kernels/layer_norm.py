@@ -9,7 +9,6 @@ from ptxgen import rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.row_kernel import RowKernel, Rows
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
@@ -71,8 +70,7 @@ class LayerNorm(RowKernel, KernelType):
             if self.share.passes == 1:  # the weights wait for no kernel before this one
                 rows.step()
                 self._load_weights(rows, gains, shifts)
-        with b.fragment("load", "load a pass of the row, and add it up"):
-            rows.step()
+        with rows.each("load", "load a pass of the row, and add it up", more="more_sums"):
             rows.load("x", values)
             if self.residual:
                 before = rows.array("before")
@@ -81,8 +79,7 @@ class LayerNorm(RowKernel, KernelType):
                 rows.store("residual", values)
             for value in values:
                 b.op("add.f32", mean, mean, value)
-            rows.advance("more_sums")
-        over_cta(b, "sums", "add.f32", [mean], rows.thread, self.share.warps)
+        rows.reduce("sums", "add.f32", mean)
         with b.fragment("divide", "the mean; back to the row's start"):
             b.op("mul.f32", mean, mean, 1 / self.dim)
             rows.begin()
@@ -92,7 +89,7 @@ class LayerNorm(RowKernel, KernelType):
             rows.only(values)
             dot(b, square, values, values)
             rows.advance("more_squares")
-        over_cta(b, "squares", "add.f32", [square], rows.thread, self.share.warps)
+        rows.reduce("squares", "add.f32", square)
         with b.fragment("deviation", "1 / sqrt(variance + eps); back to the row's start"):
             factor = b.op("fma.rn.f32", "factor", square, 1 / self.dim, self.eps)
             b.op("rsqrt.approx.f32", factor, factor)

@@ -70,7 +70,7 @@ class PackDigits(KernelType):
 
     @property
     def units(self) -> int:
-        """Units of a row."""
+        """Units of `layout.UNIT` columns in a row."""
         return self.dim // layout.UNIT
 
     @property

@@ -36,9 +36,10 @@ class PackTokens(PackedRows):
     (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
     In e4m3 out is `[…, blocks of 128 columns, 1, tokens, 128]` of x / scale, and scales f32 `[…, blocks, tokens]` with
     `group` 128, `[…, 1, tokens]` with 0, are as Quantize has them: max|x| / 448 of each group.
-    `by_row`: out in f16 is x / scale, one number ("fast") or two that add up to 22 bits ("exact"); scales f32
-    `[…, 1, tokens]` are powers of two, so that a row's largest is 2^14 to 2^15; sums f16 `[…, units of 256 columns, 2,
-    tokens, 8]` are those of every 32 columns (`ptxgen.products.wgmma.tokens`).
+    `by_row`: out in f16 is x / scale, one number ("fast") or two ("exact") that add up to 22 bits of x down to 2^-17 of
+    a row's largest, and within 2^-39 of the largest below; scales f32 `[…, 1, tokens]` are powers of two, so that a
+    row's largest but NaN is 2^14 to 2^15; sums f16 `[…, units of 256 columns, 2, tokens, 8]` are those of every 32
+    columns (`ptxgen.products.wgmma.tokens`).
     """
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all

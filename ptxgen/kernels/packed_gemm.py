@@ -60,13 +60,15 @@ class PackedGemm(PackedProduct):
     rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
     `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
     units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
-    with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits or to 11 (3e-4).
+    with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits (of what is
+    below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
+    trials = ({}, {"rows": 17, "n_rows": 3})  # and tiles without a token
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
@@ -184,7 +186,7 @@ class PackedGemm(PackedProduct):
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
 
     def _rules_of_scales(self) -> Iterator[str]:
-        """Of products of bytes."""
+        """Rules of scales where products are of bytes."""
         if not isinstance(weight_formats().get(self.weights), E4m3):
             yield f"x_dtype: e4m3 goes with weights in e4m3 (got weights={self.weights!r}; nearest: x_dtype=bf16)"
         elif self.by_block and self.promoted:

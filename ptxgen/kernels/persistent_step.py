@@ -135,7 +135,7 @@ class PersistentStep(Fields):
 
     @property
     def plan(self) -> Plan:
-        """Its numbers."""
+        """The step's geometry: ops, rows and bytes of each CTA."""
         return Plan(self)
 
     def _weight(self, name: str, product: Product) -> Param:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.builder.values import RegArray
 from ptxgen.dtypes import DType, e4m3, f16, f32
 from ptxgen.idioms import quantised_rows
+from ptxgen.idioms.dot import multiply
 from ptxgen.idioms.quantised_rows import GROUPS, QuantisedRows, magnitude, over_scale
-from ptxgen.idioms.reduce import halves, over_cta, over_lanes
+from ptxgen.idioms.reduce import halves, over_lanes
 from ptxgen.idioms.row_kernel import Rows
 from ptxgen.idioms.rows import RowShare
 from ptxgen.kernel import KernelType, field, kernel_type
@@ -68,25 +69,20 @@ class Quantize(QuantisedRows, KernelType):
         largest = b.reg("largest", "f32")
         with b.fragment("begin"):
             b.op("mov.f32", largest, 0.0)
-        with b.fragment("measure", "the largest magnitude of a pass of the row"):
-            rows.step()
+        with rows.each("measure", "the largest magnitude of a pass of the row", more="more_sizes"):
             rows.load("x", values)
             magnitude(b, largest, values)
-            rows.advance("more_sizes")
-        over_cta(b, "sizes", "max.f32", [largest], rows.thread, self.share.warps)
+        rows.reduce("sizes", "max.f32", largest)
         with b.fragment("scale", "the row's scale and its inverse; back to the row's start"):
             inverse = over_scale(b, largest, self.dtype)
             first = b.op("setp.eq.u32", "first", rows.thread, 0)
             b.op("st.global.f32", rows.base("scales")[0], largest, pred=first)
             rows.begin()
-        with b.fragment("store", f"store a pass of the row over the scale, as {self.dtype}"):
-            rows.step()
+        with rows.each("store", f"store a pass of the row over the scale, as {self.dtype}", more="more_outputs"):
             if self.share.passes > 1:
                 rows.load("x", values)
-            for value in values:
-                b.op("mul.f32", value, value, inverse)
+            multiply(b, values, inverse)
             rows.store("out", values)
-            rows.advance("more_outputs")
 
     def _by_group(self, b: Builder, rows: Rows, values: RegArray) -> None:
         """Scale the vectors of neighbouring lanes that make a group; the first of them stores its scale."""
@@ -101,8 +97,7 @@ class Quantize(QuantisedRows, KernelType):
             magnitude(b, largest, mine)
             over_lanes(b, "max.f32", largest, halves(self.lanes))
             inverse = over_scale(b, largest, self.dtype)
-            for value in mine:
-                b.op("mul.f32", value, value, inverse)
+            multiply(b, mine, inverse)
             exists = walk.exists[i]
             if exists is None:
                 b.op("setp.eq.u32", leads, lane, 0)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.row_kernel import RowKernel
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
@@ -66,8 +65,7 @@ class RmsNorm(RowKernel, KernelType):
             if self.share.passes == 1:  # the weights wait for no kernel before this one
                 rows.step()
                 rows.load("weight", gains)
-        with b.fragment("load", "load a pass of the row, and add up its squares"):
-            rows.step()
+        with rows.each("load", "load a pass of the row, and add up its squares", more="more_squares"):
             rows.load("x", values)
             if self.residual:
                 before = rows.array("before")
@@ -75,14 +73,12 @@ class RmsNorm(RowKernel, KernelType):
                 add(b, values, before)
                 rows.store("residual", values)
             dot(b, total, values, values)
-            rows.advance("more_squares")
-        over_cta(b, "squares", "add.f32", [total], rows.thread, self.share.warps)
+        rows.reduce("squares", "add.f32", total)
         with b.fragment("mean", "1 / sqrt(mean + eps); back to the row's start"):
             factor = b.op("fma.rn.f32", "factor", total, 1 / self.dim, self.eps)
             b.op("rsqrt.approx.f32", factor, factor)
             rows.begin()
-        with b.fragment("scale", "normalise a pass of the row, and store it"):
-            rows.step()
+        with rows.each("scale", "normalise a pass of the row, and store it", more="more_outputs"):
             if self.share.passes > 1:
                 rows.load("residual" if self.residual else "x", values)
                 rows.load("weight", gains)
@@ -92,7 +88,6 @@ class RmsNorm(RowKernel, KernelType):
                     b.op("add.f32", gain, gain, self.offset)
                 b.op("mul.f32", value, value, gain)
             rows.store("out", values)
-            rows.advance("more_outputs")
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np

@@ -127,7 +127,7 @@ class RopeKvAppend(RotatingRows, KernelType):
 
     @property
     def query_dtype(self) -> DType:
-        """Of the rotated q."""
+        """The element type of the rotated q."""
         return to_dtype(self.out_dtype) if self.out_dtype else self.src_dtype
 
     @property

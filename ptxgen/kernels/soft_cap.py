@@ -1,4 +1,4 @@
-"""A cap on logits."""
+"""cap · tanh(x / cap) of logits, element by element."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Draft:
         return name
 
     def at(self, name: str) -> str:
-        """A name of this layer."""
+        """The whole name of one of this layer's tensors."""
         return name if self.layer < 0 else f"layers.{self.layer}.{name}"
 
     def scratch(self, name: str, width: int, rows: int = 0) -> str:

@@ -71,7 +71,7 @@ class Products(Draft):
         return Part(self.at(name), self.model.products()[name][0], self._pairs(name))
 
     def _bias(self, name: str) -> Part:
-        """Its bias."""
+        """The bias of a product, where the model has one."""
         return Part(f"{self.at(name)}.bias", self.model.products()[name][0], self._pairs(name))
 
     def _pairs(self, name: str = "q_proj") -> Pairs | None:

@@ -31,17 +31,12 @@ class Scoped(Generic[T]):
     def find(self, name: str) -> T | None:
         """The meaning of a register's name; None where no scope declares it."""
         scope: Scoped[T] | None = self
-        splits: tuple[tuple[str, int], ...] | None = None
         while scope is not None:
             found = scope.named.get(name)
+            if found is None and scope.counted:
+                found = among(scope.counted, name)
             if found is not None:
                 return found
-            if scope.counted:
-                splits = tuple(numbered(name)) if splits is None else splits
-                for stem, number in splits:
-                    declared = scope.counted.get(stem)
-                    if declared is not None and number < declared[0]:
-                        return declared[1]
             scope = scope.outer
         return None
 
@@ -55,7 +50,24 @@ class Scoped(Generic[T]):
         return False
 
 
-def numbered(name: str) -> Iterator[tuple[str, int]]:
+def among(counted: dict[str, tuple[int, T]], name: str) -> T | None:
+    """The meaning of the `%r<n>` that has a name, by stem with n; None where none has it."""
+    stem = name.rstrip("0123456789")
+    declared = counted.get(stem)
+    if declared is not None:  # all its digits are the number, as a rule
+        digits = name[len(stem) :]
+        if 0 < len(digits) <= _MOST_DIGITS and (digits[0] != "0" or digits == "0") and int(digits) < declared[0]:
+            return declared[1]
+    if stem == name:
+        return None
+    for stem, number in _splits(name):
+        declared = counted.get(stem)
+        if declared is not None and number < declared[0]:
+            return declared[1]
+    return None
+
+
+def _splits(name: str) -> Iterator[tuple[str, int]]:
     """The ways in which a name is a stem and a number; the stem itself may end in digits (`%kv2<4>` has `%kv23`)."""
     first = max(len(name.rstrip("0123456789")), len(name) - _MOST_DIGITS)
     for at in range(max(first, 1), len(name)):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from ptxgen.errors import IsaError, brief
+from ptxgen.gc_pause import GcPause
 from ptxgen.nodes import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
 from ptxgen.parser.limits import MOST_NESTED
-from ptxgen.resting import CollectorRests
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[\w:]+)?|_|[A-Za-z_$][\w$]*\.[xyzwrgba]")
 _NUMBER = re.compile(r"-?\s*(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)")
@@ -63,7 +63,7 @@ def _items(inner: str) -> tuple[Operand, ...]:
 
 def _literals(inner: str) -> tuple[Operand, ...]:
     """The literals of a table, of which there may be a million."""
-    with CollectorRests():
+    with GcPause():
         return tuple(map(Immediate, "".join(inner.split()).split(",")))
 
 

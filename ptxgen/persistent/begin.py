@@ -60,7 +60,7 @@ class Begin:
         self.turns = b.shared("trig", 8 * plan.spec.rotation.half)
 
     def build(self) -> None:
-        """All fragments."""
+        """Build what a CTA does before the first layer."""
         b, plan = self.b, self.plan
         with b.fragment("begin", "the thread's place: warp, lane, and of a fragment row and quarter"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))

@@ -19,7 +19,7 @@ HEAD_DIMS = (16, 32, 64, 128, 256)
 
 @kernel_base
 class Fields(KernelType):
-    """See PersistentStep."""
+    """The fields of `PersistentStep`, which says what they mean."""
 
     n_layers: int = field(draws=(1, 2, 3), doc="layers")
     dim: int = field(draws=(64, 96, 192), doc="width of the residual stream")

@@ -42,7 +42,7 @@ class Inputs:
             self.columns.append(part * WARPS * kind.tile_k + within * OWN)
 
     def build(self, steps: Steps) -> None:
-        """All fragments; `steps` says where x is."""
+        """Build the fragments that bring an op's x to shared memory; `steps` says where x is."""
         b, plan = self.b, self.plan
         self._locate()
         self.words = b.array("x_word", "b32", OWN * plan.loads)

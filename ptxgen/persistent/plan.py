@@ -62,7 +62,7 @@ class Plan:
 
     @cached_property
     def attends(self) -> attention.Plan:
-        """Of a layer's attention."""
+        """The plan of a layer's attention."""
         at = self.spec
         return attention.Plan(at.attention, at.rotation, at.ctas, WARPS, at.split_rows, at.group_parts)
 

@@ -27,7 +27,7 @@ class Rows:
         self.b, self.plan, self.at, self.steps, self.digits = b, plan, begin, steps, digits
 
     def build(self) -> None:
-        """All of them."""
+        """Build the fragments of a product's rows, from their bytes to what is published."""
         self._begin()
         self._multiply()
         self._leave()

@@ -66,7 +66,7 @@ class Columns(ABC):
         """A tile times x, whose addresses are `at`, into the totals."""
 
     def clear(self) -> None:
-        """Totals of 0."""
+        """Set every total to 0."""
         convert.clear(self.b, self.totals)
 
     def publish(self, to: Reg, quad: Reg) -> None:

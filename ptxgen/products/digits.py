@@ -83,7 +83,7 @@ class Digits(ABC):
 
 
 class Thirds(Digits):
-    """See the module."""
+    """Three bf16 digits that add up to f32."""
 
     @staticmethod
     def bytes_of(kind: WeightFormat, padded_k: int) -> int:
@@ -162,7 +162,7 @@ class InBlocks(Digits):
 
 
 class Blocks(InBlocks):
-    """See the module."""
+    """Two f16 digits of x times a power of two of each block."""
 
     @staticmethod
     def bytes_of(kind: WeightFormat, padded_k: int) -> int:
@@ -215,7 +215,7 @@ class Blocks(InBlocks):
 
 
 class Integers(InBlocks):
-    """See the module."""
+    """Three digits of s8 that add up to an integer of 23 bits, with factors and sums of each block."""
 
     @staticmethod
     def bytes_of(kind: WeightFormat, padded_k: int) -> int:

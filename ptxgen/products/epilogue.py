@@ -218,7 +218,7 @@ class Epilogue:
         return ()
 
     def _locate_out(self) -> None:
-        """Where the result goes."""
+        """The address of the thread's first result."""
         b = self.b
         self.out = b.ld_param("out")
         b.op("mad.wide.u32", self.out, self.out_row, 4, self.out)

@@ -82,7 +82,7 @@ class TileLoop(ABC):
         self.reader.go_to(b, self.record, pred)
 
     def build(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
-        """Everything but `locate`."""
+        """Build every fragment but `locate`: the loop over columns, and what follows it."""
         b, at, spec = self.b, self.at, self.spec
         with b.fragment("begin", "where the lane reads x; sums of 0"):
             self.begin(tokens, inputs)

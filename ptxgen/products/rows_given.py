@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def n_rows_param(indirect: bool) -> Param:
-    """The parameter."""
+    """The scalar `n_rows`."""
     return buffer("n_rows", s32, 1, align=4) if indirect else scalar("n_rows", s32)
 
 

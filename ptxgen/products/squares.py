@@ -27,7 +27,7 @@ class Squares:
         self.squares: Shared = b.shared("squares", 4 * at.tokens)
 
     def build(self, lane: Reg, warp: Reg) -> Inputs:
-        """All fragments; the addresses that they load."""
+        """Build the fragments that add up squares of x; the addresses that they load."""
         b, spec, at, width = self.b, self.spec, self.at, self.width
         with b.fragment("begin_squares", "the rows whose squares the warp adds up"):
             norm_weight = b.ld_param("norm_weight")

@@ -149,7 +149,7 @@ class Row(NamedTuple):
         return said or isinstance(shape, ProductShape) or not shape.invariant
 
     def plain(self) -> dict[str, Any]:
-        """As the file has it."""
+        """A row as it stands in the file."""
         where = {name: list(value) if isinstance(value, tuple) else value for name, value in self.where}
         return where | {"choose": dict(self.choose)} | ({"note": self.note} if self.note else {})
 

@@ -57,7 +57,7 @@ class Job:
         return 2 * batch * self.capacity * self.n_kv_heads * row
 
     def label(self) -> str:
-        """In a few words."""
+        """The shape in a few words, for tables."""
         batches = f"batches of {', '.join(map(str, self.batches))}" if self.batches else "one sequence"
         return f"{self.n_heads}/{self.n_kv_heads}/{self.head_dim} {self.kv_dtype}, {self.capacity} positions, {batches}"
 
@@ -72,7 +72,7 @@ class Job:
         return Row(where, tuple(vars(choice).items()), note)
 
     def plan(self, target: Target, choice: Choice) -> Plan:
-        """What a choice becomes."""
+        """The plan that a choice becomes on a target."""
         with using(fixed(choice)):
             made: Plan = self.spec.plan(target)
         return made

@@ -35,12 +35,12 @@ class ProductJob:
 
     @property
     def bytes(self) -> int:
-        """Of the packed weights."""
+        """Bytes of the packed weights."""
         matrices = 2 if self.gated else 1
         return matrices * weight_format(self.weights).nbytes(self.n, self.k)
 
     def label(self) -> str:
-        """In a few words."""
+        """The product in a few words, for tables."""
         return f"{self.n} x {self.k} {self.weights}{', gate and up' if self.gated else ''}"
 
     def row(self, target: Target, choice: ProductChoice, note: str) -> Row:

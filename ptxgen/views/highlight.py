@@ -11,7 +11,7 @@ from pygments.lexer import RegexLexer, bygroups
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, Text
 
 if TYPE_CHECKING:
-    from ptxgen.views.written import Written
+    from ptxgen.views.generated_kernel import GeneratedKernel
 
 
 class PtxLexer(RegexLexer):  # type: ignore[misc]
@@ -42,7 +42,7 @@ def as_html(text: str) -> str:
     return str(highlight(text, PtxLexer(), HtmlFormatter(noclasses=True)))
 
 
-def ptx_as_html(ptx: Written) -> str:
+def ptx_as_html(ptx: GeneratedKernel) -> str:
     """What a notebook shows: spec, target, launch, and resources where there is an assembler; then the text."""
     from ptxgen.assembler import assemble
     from ptxgen.errors import AssembleError

@@ -16,7 +16,7 @@ from ptxgen.parser import parse
 from ptxgen.requires import Requirements, requirements
 
 if TYPE_CHECKING:
-    from ptxgen.views.written import Written
+    from ptxgen.views.generated_kernel import GeneratedKernel
 
 _COLUMN = 88  # where annotations begin, behind shorter lines
 
@@ -31,7 +31,7 @@ class LineInfo(NamedTuple):
     source_map: SourceMap
 
 
-def annotated(ptx: Written) -> str:
+def annotated(ptx: GeneratedKernel) -> str:
     """The text with the origin of every instruction behind it, as a comment."""
     code = _instruction_lines(ptx)
     lines = []
@@ -41,7 +41,7 @@ def annotated(ptx: Written) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_line_info(ptx: Written) -> LineInfo:
+def with_line_info(ptx: GeneratedKernel) -> LineInfo:
     """The same kernel with `.file` and `.loc`: an instruction is at the line of Python that emitted it, inlined at the
     line of `build` that called an idiom, and this at the line of the kernel's template that places the fragment, or
     that calls the macro which does.
@@ -63,11 +63,11 @@ def with_line_info(ptx: Written) -> LineInfo:
     return LineInfo(text, needs, digest, module, source_map)
 
 
-def _instruction_lines(ptx: Written) -> set[int]:
+def _instruction_lines(ptx: GeneratedKernel) -> set[int]:
     return {each.line for f in ptx.module.functions.values() for each in instructions(f.body or ())}
 
 
-def _directives(ptx: Written) -> tuple[str, list[int]]:
+def _directives(ptx: GeneratedKernel) -> tuple[str, list[int]]:
     """The text with its directives, and for each line the one that it comes from."""
     table = _Table()
     code = _instruction_lines(ptx)

@@ -20,12 +20,12 @@ from ptxgen.targets import driver_for_ptx
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
     from ptxgen.nodes import Function
-    from ptxgen.views.written import Written
+    from ptxgen.views.generated_kernel import GeneratedKernel
 
 FORMAT = 1
 
 
-def manifest(ptx: Written) -> dict[str, Any]:
+def manifest(ptx: GeneratedKernel) -> dict[str, Any]:
     """The contract of a generated kernel. Its layout is stable within one `format`."""
     function = ptx.module.entries[ptx.entry]
     layout, total = parameter_layout(function)
@@ -135,7 +135,7 @@ def _parameter(param: Param, offset: int, size: int, ptx_type: str) -> dict[str,
     return described | ({"doc": param.doc} if param.doc else {})
 
 
-def _launch(ptx: Written, function: Function) -> dict[str, Any]:
+def _launch(ptx: GeneratedKernel, function: Function) -> dict[str, Any]:
     block = function.performance.get("reqntid", ptx.launch.block)
     cluster = function.performance.get("reqnctapercluster", (1, 1, 1))
     capacities = ptx.launch.capacities.union(*(capacities_of(extent) for p in ptx.params for extent in p.shape))

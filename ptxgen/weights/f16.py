@@ -28,7 +28,7 @@ PIECES = tuple(Piece(512 * n, 16) for n in range(4))
 
 @dataclass(frozen=True)
 class Half(WeightFormat):
-    """f16 or bf16."""
+    """Elements of 16 bits as they are, f16 or bf16."""
 
     dtype: DType = f16
 
@@ -73,7 +73,7 @@ class Half(WeightFormat):
 
 
 class Half16(Half):
-    """f16."""
+    """f16 as it is, whose narrow tiles have 32 columns."""
 
     def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return words[4 * chunk : 4 * chunk + 4]

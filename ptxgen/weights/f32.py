@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class F32(WeightFormat):
-    """f32."""
+    """f32 as it is."""
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)

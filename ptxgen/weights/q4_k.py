@@ -128,7 +128,7 @@ OWN_MINS = (Piece(2048, 4, "lane", 1), Piece(2176, 2, "lane", 1, half=True))  # 
 
 
 class Q4K(ByteCodes):
-    """Q4_K."""
+    """Codes of 4 bits; for 32 columns a scale and a min of 6 bits, for 256 two f16."""
 
     integer_digits, has_mins = 1, True
 

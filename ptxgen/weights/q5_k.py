@@ -39,7 +39,7 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 
 
 class Q5K(ByteCodes):
-    """Q5_K."""
+    """Q4_K with codes of 5 bits."""
 
     integer_digits, has_mins = 1, True
     byte_type = "u8"

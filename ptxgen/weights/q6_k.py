@@ -44,7 +44,7 @@ _SHIFTS = np.array([[4, 6], [0, 2]], np.uint8).reshape(2, 1, 1, 2, 1)
 
 
 class Q6K(ByteCodes):
-    """Q6_K."""
+    """Codes of 6 bits less 32; for 16 columns a scale of a signed byte, for 256 an f16."""
 
     integer_digits = 2
     less = 32
@@ -183,7 +183,7 @@ class Q6K(ByteCodes):
         return out
 
     def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        """The scales."""
+        """The tile's scales as pairs of bf16, which the sums of x are multiplied with."""
         scales, out = convert.scratch(b, "own_scales", "b32"), convert.scratch_array(b, "scale_pair", "b32", 4).regs
         for i, selector in enumerate((0x5140, 0x7362)):
             b.op("prmt.b32", scales, words[33], words[34], selector)

@@ -27,7 +27,7 @@ BLOCK_BYTES = 34
 
 
 class Q8_0(WeightFormat):
-    """Q8_0."""
+    """Signed bytes, an f16 scale for 32 columns."""
 
     byte_type = "s8"
 

@@ -58,7 +58,7 @@ class _Shared:
 
 
 def dlpack_device(device: DeviceBase) -> tuple[int, int]:
-    """(DLDeviceType, index)."""
+    """The array's device as DLPack has it: (DLDeviceType, index)."""
     return (dlpack.CUDA, device.index) if device.kind == "cuda" else (dlpack.CPU, 0)
 
 

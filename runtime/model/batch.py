@@ -100,7 +100,7 @@ class Batch:
         self.cache.set_length(slot, 0)
 
     def length(self, slot: int) -> int:
-        """Positions of a sequence."""
+        """How many positions a sequence holds."""
         return self.cache.length(self._held(slot))
 
     def step(self) -> dict[int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 from ptxgen.dtypes import s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
-from ptxgen.models.memory import positions_at_once
+from ptxgen.models.memory_plan import positions_at_once
 from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.step import Step

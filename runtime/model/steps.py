@@ -9,7 +9,7 @@ from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
-from ptxgen.models.memory import MemoryPlan, plan_of
+from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer

@@ -110,7 +110,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[Seen, ...]:
-        """Without the notes."""
+        """The findings that are wrong, without the notes."""
         return tuple(one for one in self.seen if not one.note)
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decode_step, prompt
+from benchmarks import bound_step, decode_step, our_steps, prompt
 from benchmarks.cases.models import MODELS
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.llama_cpp import LlamaCpp
@@ -158,6 +158,11 @@ def test_a_run_goes_on_past_what_fails(
     monkeypatch.setattr(decode_step, "Ours", partial(decode_step.Ours, models={"small": LLAMA}, max_len=32, steps=1))
     monkeypatch.setattr(decode_step, "TRANSFORMERS", ((1, 8), (4, 8), (2, 8)))
     monkeypatch.setattr(sys, "executable", str(peer(tmp_path)))
+    measured = bound_step.graph_us
+    for module in (bound_step, our_steps):
+        monkeypatch.setattr(
+            module, "graph_us", lambda device, graph, place, *_, **__: measured(device, graph, place, 1, 1)
+        )
     argv = ["--seconds", "900", "--llama", str(source), "--work", str(tmp_path / "work")]
     command("decode_step", "", decode_step.main, *decode_step.OPTIONS, table=decode_step.table, argv=argv, at_once=True)
     found = rows.load("decode_step")

@@ -69,6 +69,8 @@ def test_tiles_without_a_row_are_not_written() -> None:
     out = tried(PackDigits(dim=256), "check", 20, n_rows=3).outputs["out"]
     assert not layout.unpack(out[:1], 8, 256)[3:].any()
     assert (out[1:] == out[1, 0, 0]).all()
+    out = tried(PackDigits(dim=256), "check", 20, n_rows=0).outputs["out"]
+    assert (out == out[0, 0, 0]).all()
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

@@ -13,7 +13,7 @@ from ptxgen.dtypes import f32, s32
 from ptxgen.kernels import Advance
 from ptxgen.models.arena import ALIGN, lives, plan_arena
 from ptxgen.models.decode import STEPS, step_program
-from ptxgen.models.memory import memory_plan, positions_at_once
+from ptxgen.models.memory_plan import memory_plan, positions_at_once
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.weights import weight_format
 from tests.support.array_file import ArrayFile

@@ -145,6 +145,10 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
     assert (spoiled["out"][:, :, :, rows] == clean["out"][:, :, :, rows]).all()
     assert (spoiled["sums"][..., rows, :] == clean["sums"][..., rows, :]).all()
     assert not np.isfinite(spoiled["out"][:, :, 0, 1].astype(np.float32)).all()
+    with np.errstate(invalid="ignore"):
+        _, units, sums = tokens.pack_by_row(x, 8, 2)
+    assert (spoiled["scales"] == units).all()
+    assert np.array_equal(spoiled["sums"], sums, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,12 @@ def test_tiles_without_a_row_are_not_written() -> None:
     assert np.isnan(out[1:].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("fields", [{}, {"dtype": "e4m3", "precision": "fast"}], ids=str)
+def test_nothing_is_written_of_no_rows(fields: dict[str, Any]) -> None:
+    for found in tried(PackTokens(dim=64, tokens=8, **fields), "check", 20, 1e-4, n_rows=0).outputs.values():
+        assert np.isnan(found.astype(np.float32)).all()
+
+
 # -- PackedGemm --------------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +367,27 @@ def test_rows_past_the_number_of_tokens_are_not_written(count: int, indirect: bo
     out = tried(spec, "check", 7, EXACT, n_rows=count).outputs["out"]
     assert np.isfinite(out[:count]).all()
     assert np.isnan(out[count:]).all()  # as they were
+
+
+FIELDS_OF_TILES = ({"tokens": 8}, {"tokens": 64}, {"tokens": 128}, {"tokens": 8, "programmatic": True})
+
+
+@pytest.mark.parametrize("fields", FIELDS_OF_TILES, ids=str)
+def test_packed_tiles_without_a_token_are_not_written(fields: dict[str, Any]) -> None:
+    spec = PackedGemm(256, 64, precision="fast", packed_out=True, **fields)
+    for count, tiles in ((0, 0), (fields["tokens"], 1)):
+        out = tried(spec, "check", 2 * fields["tokens"], FAST, n_rows=count).outputs["out"].astype(np.float32)
+        assert np.isfinite(out[:tiles]).all()
+        assert np.isnan(out[tiles:]).all()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("indirect", [False, True])
+def test_weights_asked_for_in_vain_come_before_the_end(mode: str, indirect: bool) -> None:
+    """CTAs of tiles without a token, whose copies are under way when they hear of it."""
+    spec = PackedGemm(128, 512, tokens=8, precision="fast", programmatic=True, indirect=indirect)
+    for count in (0, 3):
+        tried(spec, mode, 20, FAST, n_rows=count)
 
 
 def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:

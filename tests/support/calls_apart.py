@@ -68,11 +68,11 @@ def forge() -> object:
 
 
 def use_memory(nbytes: int) -> int:
-    """Bytes that were there."""
+    """Allocate and write so many bytes; how many they were."""
     return np.ones(nbytes, np.uint8).nbytes
 
 
 def compute() -> None:
-    """For ever."""
+    """Compute until it is stopped."""
     while True:
         pass

@@ -1,6 +1,6 @@
 """How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all.
 
-Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 3, continuous integration 1.
+Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 4, continuous integration 1.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def pairs(first: Iterable[S], second: Iterable[T], every: int) -> list[tuple[S, 
     """One of `every` pairs, each value of either side with others in turn; all pairs in a sweep."""
     rows, columns = list(first), list(second)
     return [(a, b) for i, a in enumerate(rows) for j, b in enumerate(columns) if ALL or (i + j) % every == 0]
+
+
+def drawn(values: Iterable[T]) -> list[T]:
+    """One of `DRAW`, in a test that goes over many values by itself."""
+    return list(values)[::DRAW]
 
 
 def undrawn(items: Iterable[pytest.Item]) -> list[pytest.Item]:

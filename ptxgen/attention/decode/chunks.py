@@ -64,7 +64,7 @@ class Cut:
         return f"min({self._useful}, {wanted})"
 
     def launched(self, batch: int) -> int:
-        """The value of `grid`."""
+        """The kernel's scalar `grid`: how many CTAs run."""
         return evaluate(self.grid, {"batch": batch})
 
     def wanted(self, batch: int) -> int:

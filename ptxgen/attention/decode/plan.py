@@ -97,7 +97,7 @@ def chip_of(target: Target) -> Chip:
 
 
 def chip_name(target: Target) -> str:
-    """The name of that row."""
+    """The name of the target's row of `CHIPS`."""
     return _chip(target)[0]
 
 

@@ -8,6 +8,7 @@ from ptxgen.attention.decode.plan import CtaPlan
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.dot import multiply
 
 
 class Slots:
@@ -50,8 +51,7 @@ class Slots:
         level = b.op("lg2.approx.f32", "level", merged.total)
         b.op("add.f32", level, level, merged.maximum)
         inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
-        for value in merged.values:
-            b.op("mul.f32", value, value, inverse)
+        multiply(b, merged.values, inverse)
         stats_at = b.op("mad.lo.u64", "stats_at", slot, 8, stats)
         one = b.op("mov.f32", "one", 1.0)
         b.op("st.global.v2.f32", stats_at[0], (level, one), pred=first)

@@ -35,7 +35,7 @@ class Attend(Scores):
     """Fragments; `templates/attention/persistent/attend.ptx.j2` places them."""
 
     def build(self) -> None:
-        """All fragments of a layer's attention."""
+        """Build the fragments of a layer's attention, from q, k and v to what is published."""
         self._locate()
         self._take()
         self._rotate()

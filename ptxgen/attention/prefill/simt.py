@@ -36,7 +36,7 @@ class SimtLoop:
         self.kv = KeyTiles(b, spec, self.rows, tile.threads, tile.stages, f32)
 
     def build(self) -> None:
-        """All fragments, in the order of the template."""
+        """Build the fragments of the FMA loop, in the order of the template."""
         t = self.tile
         self.rows.locate()
         self.score = self.b.array("score", "f32", t.r * t.c)

@@ -16,6 +16,7 @@ from ptxgen.attention.variant import SINK, V_SCALE, PerHead, take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.dot import multiply
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.reduce import halves, over_lanes
 
@@ -235,8 +236,7 @@ class Softmax:
                 b.op("sub.f32", factor, factor, old)
                 b.op("ex2.approx.ftz.f32", factor, factor)
                 b.op("selp.f32", factor, factor, 1.0, raise_)
-                for value in (self.total[row], *accumulators[row]):
-                    b.op("mul.f32", value, value, factor)
+                multiply(b, (self.total[row], *accumulators[row]), factor)
 
     def shifts(self) -> None:
         """What each row's exponents are shifted by: minus its maximum, or 0 if unseen; part of an open fragment."""
@@ -272,8 +272,7 @@ class Softmax:
             b.op("selp.f32", inverse, 0.0, inverse, empty)
             if self.variant.head_scales:
                 b.op("mul.f32", inverse, inverse, self._head_value(V_SCALE, self.own().row, self.row_steps[row]))
-            for value in values:
-                b.op("mul.f32", value, value, inverse)
+            multiply(b, values, inverse)
 
     def _take_sink(self, row: int, values: Sequence[Reg]) -> None:
         """The sink of a row's head joins its softmax."""

@@ -84,7 +84,7 @@ class Source:
         return start[offset]
 
     def advance(self, rows: int) -> None:
-        """So many keys on."""
+        """Go on by so many keys: fewer are left."""
         self.b.op("sub.s32", self.left, self.left, rows)
 
     def _address(self, part: Part, index: Reg, out: Reg) -> None:

@@ -28,7 +28,7 @@ class TensorLoop(TensorRegisters):
         self.kv = KeyTiles(b, spec, self.rows, tile.threads, tile.stages, dtype)
 
     def build(self) -> None:
-        """All fragments, in the order of the template."""
+        """Build the fragments of the mma.sync loop, in the order of the template."""
         self.rows.locate()
         self.declare()
         self._aim()

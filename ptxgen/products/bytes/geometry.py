@@ -67,7 +67,7 @@ class TokenRuns(Runs):
 
     @property
     def slot_bytes(self) -> int:
-        """Of the warps' sums."""
+        """Shared memory of the warps' sums, in bytes."""
         return 4 * TILE_ROWS * self.tokens * (self.most * self.parts + self.warps)
 
     @property

@@ -9,6 +9,7 @@ columns, as three bf16 digits: at digit · 256 + lane · 8 those of token g in c
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ptxgen.launch import Extent
@@ -52,7 +53,9 @@ def pack(x: np.ndarray) -> np.ndarray:
     factors = np.exp2(exponents.astype(np.float64)).astype(np.float32)
     sums = whole.reshape(*whole.shape[:3], 16, 16).sum(4).astype(np.float32) * factors[..., None]
     parts = [lanes, _sums(sums), factors]
-    parts = [np.ascontiguousarray(each).reshape(tiles, units, -1).view(np.uint8) for each in parts]
+    parts = [
+        np.ascontiguousarray(each).reshape(tiles, units, math.prod(each.shape[2:])).view(np.uint8) for each in parts
+    ]
     return np.concatenate(parts, 2)
 
 

@@ -32,7 +32,7 @@ class TokenResults(Epilogue):
         return self.run_slots.locate(stream)
 
     def build_results(self, stream: Stream, tokens: Tokens) -> None:
-        """Everything else."""
+        """Build every other fragment: from the warps' sums to stored results."""
         b, at, spec = self.b, self.at, self.spec
         self.tokens, self.values = tokens, b.array("result", "f32", spec.parts)
         with b.fragment("first_result", "results of the CTA, one a thread"):

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.ring import BELL, Ring
 from ptxgen.products.wgmma.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 class Copier:
-    """Fragments `begin_copies`, `early_weights`, `early_tokens`, `find_sources`, `poll_empty`, `copy`: the copying
-    warp."""
+    """Fragments `begin_copies`, `early_weights`, `early_tokens`, `drop_tokens`, `poll_early`, `find_sources`,
+    `poll_empty`, `copy`: the copying warp."""
 
     is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
     goes: Reg | None = None  # whether they were, where that is not so of all CTAs
@@ -32,7 +33,7 @@ class Copier:
         self.b, self.spec, self.at, self.ring, self.early, self.has_tile = b, spec, at, ring, early, has_tile
 
     def build(self, tasks: Tasks) -> None:
-        """All fragments."""
+        """Build the fragments of the warp that copies, from its first copies to the ring's end."""
         b, at, ring = self.b, self.at, self.ring
         self.tasks = tasks
         self._declare()
@@ -51,6 +52,12 @@ class Copier:
                 self._early_tokens()
         else:
             b.without("early_tokens")
+        if self.early and self.has_tile is None:
+            self._drop_early()
+            b.expose(lacks_tile=~tasks.has_tile)
+        else:
+            b.without("drop_tokens", "poll_early")
+            b.expose(lacks_tile=None)
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
             self._find_sources()
             left = b.op("mov.u32", "copied_steps", tasks.steps)
@@ -76,6 +83,49 @@ class Copier:
 
     def _bring_early(self) -> None:
         """Weights of the first stages, and nothing where a tile has fewer stages."""
+        b, ring, tasks = self.b, self.ring, self.tasks
+        if self.has_tile is not None:
+            self._find_sources()
+        else:
+            self._find_record()
+            if tasks.first_step is not None:
+                b.op("mad.wide.u32", self.source, tasks.first_step, self.at.tile_bytes, self.source)
+        goes = self.has_tile
+        if goes is not None and isinstance(tasks.steps, Reg):
+            goes = b.op("setp.ge.and.u32", "is_long", tasks.steps, self.early, goes)
+        self._early_records(goes)
+        self.goes = goes
+        ring.skip(self.early, goes if self.spec.stream else None)
+        if goes is not None and self.spec.stream:
+            self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
+        else:
+            self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+
+    def _drop_early(self) -> None:
+        """Fragments `drop_tokens`, `poll_early`: a CTA that turns out to have no tile waits for the weights that it
+        asked for, since shared memory must outlive copies to it; the tokens' bytes count as there."""
+        b, bells = self.b, [self.ring.full_bells[BELL * stage] for stage in range(self.early)]
+        with b.fragment("drop_tokens", "no tile: nothing but the weights comes"):
+            leads = self._leads()
+            for bell in bells:
+                b.op("mbarrier.complete_tx.relaxed.cta.shared::cta.b64", bell,
+                     self.total - self.at.records * self.at.tile_bytes, pred=leads)  # fmt: skip
+        with b.fragment("poll_early", "whether all of them are there"):
+            there = b.op("mbarrier.try_wait.parity.shared::cta.b64", "weights_came", bells[0], 0)
+            for bell in bells[1:]:
+                next_one = b.op("mbarrier.try_wait.parity.shared::cta.b64", scratch(b, "next_came", "pred"), bell, 0)
+                b.op("and.pred", there, there, next_one)
+
+    def _early_records(self, goes: Reg | None) -> None:
+        """The weights of these stages, by a CTA for which `goes` holds."""
+        raise NotImplementedError
+
+    def _leads(self) -> Reg:
+        """Whether this lane speaks for the warp."""
+        raise NotImplementedError
+
+    def _find_record(self) -> None:
+        """Where the first record begins."""
         raise NotImplementedError
 
     def _early_tokens(self) -> None:

@@ -25,7 +25,7 @@ def elects(spec: PackedProduct, at: Geometry) -> bool:
 
 
 class ElectedCopier(Copier):
-    """The same fragments."""
+    """`Copier`'s fragments where one elected lane brings whole batches of a stage."""
 
     def _begin(self) -> None:
         b, at = self.b, self.at
@@ -51,32 +51,17 @@ class ElectedCopier(Copier):
         b.op("elect.sync", Or(scratch(b, "elected_lane", "u32"), elected), -1)
         return elected
 
-    def _bring_early(self) -> None:
-        """Weights of the first stages, and nothing where a tile has fewer stages."""
-        b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
-        if self.has_tile is None:
-            self._find_record()
-            if self.tasks.first_step is not None:
-                b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
-        else:
-            self._find_sources()
-        goes = self.has_tile
-        if goes is not None and isinstance(steps, Reg):
-            goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
-        elected = self._elect()
+    def _leads(self) -> Reg:
+        return self._elect()
+
+    def _early_records(self, goes: Reg | None) -> None:
+        b, at, elected = self.b, self.at, self._elect()
         if goes is not None:
             b.op("and.pred", elected, elected, goes)
-        for stage in range(early):
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full_bells[BELL * stage], self.total,
-                 pred=elected)  # fmt: skip
-            self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, ring.full_bells[BELL * stage],
-                          elected)  # fmt: skip
-        self.goes = goes
-        ring.skip(early, goes if self.spec.stream else None)
-        if goes is not None and self.spec.stream:
-            self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
-        else:
-            self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+        for stage in range(self.early):
+            bell = self.ring.full_bells[BELL * stage]
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=elected)
+            self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, bell, elected)
 
     def _records(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The records of a stage, from `source` on in global memory."""
@@ -87,7 +72,7 @@ class ElectedCopier(Copier):
             self.b.op(COPY, to, from_, at.tile_bytes, bell, pred=pred)
 
     def _tokens(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
-        """The tokens of a stage."""
+        """Bring the tokens of a stage."""
         opcode, to = (COPY, ()) if self.every is None else (MULTICAST, (self.every,))
         self.b.op(opcode, place[offset], self.x_from[source], self._token_bytes, bell, *to, pred=pred)
 

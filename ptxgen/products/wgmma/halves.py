@@ -49,7 +49,7 @@ class HalfResults:
         self.bias = b.array("bias_value", "f32", 2 * self.blocks) if spec.bias else None
 
     def build(self, tasks: Tasks) -> None:
-        """All fragments."""
+        """Build the fragments that turn sums to rows of 16 bits, in shared memory and from there to out."""
         b, at = self.b, self.at
         self.takes = tasks.takes
         with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):

@@ -52,7 +52,7 @@ class LaneCopier(Copier):
         scaled = bool(self.spec.beside)
         copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
         for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
-        self.leads = b.op("setp.eq.u32", "leads", lane, 0)
+        self.leads: Reg = b.op("setp.eq.u32", "leads", lane, 0)
         b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
         step = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
         for_scales = x_scales = None
@@ -79,32 +79,20 @@ class LaneCopier(Copier):
         b.op("setp.lt.u32", copies, tasks.lane, at.records + bool(self.spec.beside))
         return for_all, self._every()
 
-    def _bring_early(self) -> None:
-        b, at, ring, early, steps = self.b, self.at, self.ring, self.early, self.tasks.steps
-        if self.has_tile is not None:
-            self._find_sources()
-        else:
-            self._find_record()
-            if self.tasks.first_step is not None:
-                b.op("mad.wide.u32", self.source, self.tasks.first_step, at.tile_bytes, self.source)
-        leads, goes = self.leads, self.has_tile
-        if goes is not None and isinstance(steps, Reg):
-            goes = b.op("setp.ge.and.u32", "is_long", steps, early, goes)
+    def _leads(self) -> Reg:
+        return self.leads
+
+    def _early_records(self, goes: Reg | None) -> None:
+        b, at, leads = self.b, self.at, self.leads
         if goes is not None:
             leads = b.op("and.pred", "leads_early", leads, goes)
-        for stage in range(early):
-            bell = ring.full_bells[BELL * stage]
+        for stage in range(self.early):
+            bell = self.ring.full_bells[BELL * stage]
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=leads)
         has_record = b.op("setp.lt.u32", "has_record", self.tasks.lane, at.records)
         if goes is not None:
             b.op("and.pred", has_record, has_record, goes)
         self._bring_each(at.tile_bytes, has_record)
-        self.goes = goes
-        ring.skip(early, goes if self.spec.stream else None)
-        if goes is not None and self.spec.stream:
-            self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
-        else:
-            self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
 
     def _find_sources(self) -> None:
         of = self.of

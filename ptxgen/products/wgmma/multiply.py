@@ -96,7 +96,7 @@ class Multiplier:
                     yield Part(tile, block, range(first, first + step))
 
     def build(self, tasks: Tasks) -> None:
-        """All fragments."""
+        """Build the fragments of the warps that multiply a stage."""
         b, at, ring = self.b, self.at, self.ring
         warp, group, weight, first_step = tasks.warp, tasks.group, tasks.weight, tasks.first_step
         lane: Reg = tasks.lane

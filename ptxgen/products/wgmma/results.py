@@ -43,7 +43,7 @@ class Results:
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
     def build(self, tasks: Tasks) -> None:
-        """All fragments."""
+        """Build the fragments that bring sums to shared memory, and from there in whole rows to out."""
         b, at = self.b, self.at
         lane, warp = tasks.lane, tasks.warp
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):

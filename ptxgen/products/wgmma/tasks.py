@@ -96,8 +96,8 @@ class Tasks:
             self.b.op("mad.lo.u32", self.group, self.group, self.at.shape.share, self.share_rank)
 
     def build(self) -> None:
-        """The other fragments."""
-        b, spec, at = self.b, self.spec, self.at
+        """Build the fragments that count tokens, find a CTA's tiles and go from one to the next."""
+        b, spec = self.b, self.spec
         tile = self.tile
         with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
             if spec.indirect:
@@ -109,8 +109,6 @@ class Tasks:
             b.op("min.s32", count, count, MOST_ROWS)
             token_tiles = self.token_tiles = b.op("add.u32", "token_tiles", count, spec.tokens - 1)
             b.op("div.u32", token_tiles, token_tiles, spec.tokens)
-            if at.rows_first:
-                b.op("max.u32", token_tiles, token_tiles, 1)
             tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, self.clusters)
             if spec.stream:
                 self._find_range(tiles)

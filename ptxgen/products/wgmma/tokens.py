@@ -112,7 +112,7 @@ def pack_scaled(x: np.ndarray, tokens: int, dtype: DType, group: int) -> tuple[n
     import numpy as np
 
     found = quantise(_filled(x, tokens), dtype, group)
-    scales = found["scales"].reshape(-(-x.shape[0] // tokens), tokens, -1)
+    scales = found["scales"].reshape(-(-x.shape[0] // tokens), tokens, found["scales"].shape[-1])
     packed = pack(found["out"].astype(np.float32)[: x.shape[0]], tokens, dtype, 1)
     return packed, np.ascontiguousarray(scales.transpose(0, 2, 1))
 
@@ -123,7 +123,7 @@ def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np
 
     one = np.float32
     whole = _filled(x, tokens)
-    exponents = np.abs(whole).max(1, initial=0).view(np.uint32) & EXPONENT
+    exponents = np.fmax.reduce(np.abs(whole), 1, initial=0).view(np.uint32) & EXPONENT  # no NaN, as max.f32
     units = (np.maximum(exponents, LEAST_EXPONENT) - UP_BITS).view(one)
     scaled = whole / units[:, None]
     packed = pack(scaled[: x.shape[0]], tokens, f16, digits)
@@ -150,8 +150,8 @@ def unpack(packed: np.ndarray, rows: int, cols: int, scales: np.ndarray | None =
     back = np.tile(np.argsort(_order(width), 1), (tokens // GROUP, 1))
     plain = np.take_along_axis(packed.astype(np.float64), np.broadcast_to(back, packed.shape), 4)
     rows_of_tiles: np.ndarray = plain.sum(2).transpose(0, 2, 1, 3)
-    whole = rows_of_tiles.reshape(tiles * tokens, -1)
+    whole = rows_of_tiles.reshape(tiles * tokens, count * width)
     if scales is not None:
-        each = scales.astype(np.float64).transpose(0, 2, 1).reshape(tiles * tokens, -1)
+        each = scales.astype(np.float64).transpose(0, 2, 1).reshape(tiles * tokens, scales.shape[1])
         whole = whole * np.repeat(each, count * width // each.shape[1], 1)
     return whole[:rows, :cols]

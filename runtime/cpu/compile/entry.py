@@ -10,7 +10,7 @@ from typing import Any
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.foreign.reserved import RESERVED
-from ptxgen.resting import CollectorRests
+from ptxgen.gc_pause import GcPause
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.flow.flow import Block, Flow
 from ptxgen.runtime.cpu.flow.written_params import written_params
@@ -96,7 +96,7 @@ def described(
     function = module.entries.get(name)
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
-    with CollectorRests():
+    with GcPause():
         flow = Flow(module, function, check)
         emitter = kind(module, flow, WARP_FUNCTION, check, host)
         text = emitter.run()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen import nodes
 from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, VersionWarning, unreadable
-from ptxgen.resting import CollectorRests
+from ptxgen.gc_pause import GcPause
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
@@ -42,7 +42,7 @@ class Objects:
     good: bool  # whether they are all optimised
 
     def to_bytes(self) -> bytes:
-        """For the disk cache."""
+        """As bytes for the disk cache."""
         head = json.dumps({"entry": asdict(self.entry), "names": self.names, "good": self.good}, separators=(",", ":"))
         return _joined([head.encode(), self.warp, *self.support])
 
@@ -129,7 +129,7 @@ class CompiledCache:
     def _index(self) -> _Index:
         """What the module holds. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
         if self._known is None:
-            with self._readable(), CollectorRests():
+            with self._readable(), GcPause():
                 self._known = self._looked_up()
             if self._known.newer:
                 warnings.warn(self._known.newer, VersionWarning, stacklevel=2)

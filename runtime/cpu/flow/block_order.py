@@ -14,7 +14,7 @@ from ptxgen.errors import IsaError
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.blocks import Block, Op
-    from ptxgen.runtime.cpu.flow.parts import FlowParts
+    from ptxgen.runtime.cpu.flow.flow_base import FlowBase
 
 T = TypeVar("T")
 MOST_LOOKS = 1_000_000  # at blocks of loops, once for every loop around them
@@ -23,7 +23,7 @@ MOST_WAYS = 100_000  # on from jumps; LLVM takes some ten microseconds for each
 _NO_FALL_THROUGH = frozenset({"ret", "exit", "$go", "$back", "brx"})
 
 
-def link(flow: FlowParts) -> None:
+def link(flow: FlowBase) -> None:
     """Set each block's successors."""
     table = {block.key: block for called in flow.functions.values() for block in called.blocks}
     ways = 0
@@ -43,7 +43,7 @@ def link(flow: FlowParts) -> None:
             block.successors = list(dict.fromkeys(targets))
 
 
-def number(flow: FlowParts) -> list[Block]:
+def number(flow: FlowBase) -> list[Block]:
     """The reachable blocks in order, numbered from 1."""
     ordered: list[Block] = []
     for name in _callees_first(flow):
@@ -61,7 +61,7 @@ def number(flow: FlowParts) -> list[Block]:
     return ordered
 
 
-def _callees_first(flow: FlowParts) -> list[str]:
+def _callees_first(flow: FlowBase) -> list[str]:
     done: list[str] = []
     begun: set[str] = set()  # of a recursion, the function that is met first comes last
 
@@ -78,7 +78,7 @@ def _callees_first(flow: FlowParts) -> list[str]:
 
 
 def _loops_contiguous(
-    flow: FlowParts, roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]
+    flow: FlowBase, roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]
 ) -> list[Block]:
     """Topological order of the strongly connected parts; inside a part, again, without the edges back to its heads."""
     result: list[Block] = []

@@ -18,7 +18,7 @@ from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.blocks import Called, Op, Source
-    from ptxgen.runtime.cpu.flow.parts import FlowParts
+    from ptxgen.runtime.cpu.flow.flow_base import FlowBase
 
 Key = tuple[int, str]
 PRINTING = "vprintf"  # (format, arguments) -> how many
@@ -34,7 +34,7 @@ def function_address(module: nodes.Module, name: str) -> int | None:
     return FUNCTION_WINDOW | 16 * module.number_of(name)
 
 
-def call(flow: FlowParts, op: Op, caller: Called) -> Iterator[Op | Key]:
+def call(flow: FlowBase, op: Op, caller: Called) -> Iterator[Op | Key]:
     """The instructions of one call."""
     parts = list(op.operands)
     returns = _items(parts.pop(0)) if isinstance(parts[0], nodes.Group) else ()
@@ -75,7 +75,7 @@ def call(flow: FlowParts, op: Op, caller: Called) -> Iterator[Op | Key]:
         yield from _moves(flow, op, taken, callee.returns, lanes)
 
 
-def _failed_assertion(flow: FlowParts, op: Op, given: list[Source | Var]) -> Op:
+def _failed_assertion(flow: FlowBase, op: Op, given: list[Source | Var]) -> Op:
     """A trap that keeps the addresses of message and file, low and high word, and the line."""
     words = [w for place in given[:3] for w in (place.words if isinstance(place, Var) else [place])]
     if len(words) != 5:
@@ -86,7 +86,7 @@ def _failed_assertion(flow: FlowParts, op: Op, given: list[Source | Var]) -> Op:
     return failed
 
 
-def _printed(flow: FlowParts, op: Op, given: list[Source | Var], taken: list[Source | Var]) -> Op:
+def _printed(flow: FlowBase, op: Op, given: list[Source | Var], taken: list[Source | Var]) -> Op:
     """An instruction with the result, and the addresses of format and arguments, low and high word."""
     words = [w for place in given for w in (place.words if isinstance(place, Var) else [place])]
     results = [w for place in taken for w in (place.words if isinstance(place, Var) else [place])]
@@ -112,7 +112,7 @@ def _place(operand: Source, op: Op) -> Source | Var:
 
 
 def _candidates(
-    flow: FlowParts, op: Op, caller: Called, target: Source, rest: list[Source], given: list[Source | Var],
+    flow: FlowBase, op: Op, caller: Called, target: Source, rest: list[Source], given: list[Source | Var],
     taken: list[Source | Var],
 ) -> list[tuple[Called, Reg | None]]:  # fmt: skip
     """The functions that a pointer may name, each with a hidden predicate for the lanes whose pointer does."""
@@ -153,7 +153,7 @@ def address_taken(module: nodes.Module) -> list[nodes.Function]:
     return [f for f in module.functions.values() if f.kind == "func" and f.body is not None and f.name in named]
 
 
-def _compared(flow: FlowParts, op: Op, target: Source, callee: Called, lanes: Reg) -> Op:
+def _compared(flow: FlowBase, op: Op, target: Source, callee: Called, lanes: Reg) -> Op:
     """`lanes` = the pointer names this function."""
     address = function_address(flow.module, callee.function.name)
     compare = op.with_words(("setp", "eq", "u64"), (lanes, target, nodes.Immediate(str(address))))
@@ -174,7 +174,7 @@ def _jump(op: Op, callees: list[tuple[Called, Reg | None]]) -> Op:
 
 
 def _moves(
-    flow: FlowParts, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var], lanes: Reg | None
+    flow: FlowBase, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var], lanes: Reg | None
 ) -> Iterator[Op]:
     """Word by word, for the lanes that make this call."""
     to, from_ = list(to), list(from_)
@@ -194,7 +194,7 @@ def _moves(
             yield move
 
 
-def _callee(flow: FlowParts, function: nodes.Function, caller: Called, op: Op) -> Called:
+def _callee(flow: FlowBase, function: nodes.Function, caller: Called, op: Op) -> Called:
     caller.calls.add(function.name)
     called = flow.functions.get(function.name)
     if called is None:

@@ -14,12 +14,12 @@ from ptxgen.runtime.cpu.flow.symbols import Reg, Var
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.blocks import Op, Source
-    from ptxgen.runtime.cpu.flow.parts import FlowParts
+    from ptxgen.runtime.cpu.flow.flow_base import FlowBase
 
 _PREFIX = {32: "0f", 64: "0d"}  # float literals that have the register's own bits
 
 
-def simplify(flow: FlowParts) -> bool:
+def simplify(flow: FlowBase) -> bool:
     """Replace and drop such moves; True if there were any: then reads have changed, and so has liveness."""
     writers: dict[int, int] = {}
     for block in flow.blocks:
@@ -47,7 +47,7 @@ def _is_move(op: Op) -> bool:
     return op.words[0] in ("mov", "$move") and op.guard is None and len(op.writes) == 1
 
 
-def _copied(flow: FlowParts, op: Op, writers: dict[int, int]) -> Source | None:
+def _copied(flow: FlowBase, op: Op, writers: dict[int, int]) -> Source | None:
     """What a move's destination always equals, if that can stand in its place."""
     if not _is_move(op) or isinstance(op.operands[0], nodes.Vector):
         return None
@@ -80,7 +80,7 @@ def _resolved(values: dict[int, Source], index: int) -> Source:
     return value
 
 
-def _replace(flow: FlowParts, op: Op, values: dict[int, Source]) -> None:
+def _replace(flow: FlowBase, op: Op, values: dict[int, Source]) -> None:
     """Rewrite an instruction's sources."""
     if not any(reg.index in values for reg in op.reads):
         return

@@ -18,8 +18,8 @@ from ptxgen.runtime.cpu.flow.block_order import link, liveness, number
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import address_taken, call
 from ptxgen.runtime.cpu.flow.copy_propagation import simplify
+from ptxgen.runtime.cpu.flow.flow_base import FlowBase
 from ptxgen.runtime.cpu.flow.names import module_variables
-from ptxgen.runtime.cpu.flow.parts import FlowParts
 from ptxgen.runtime.cpu.flow.recursion import (
     ON_THE_STACK,
     activation_of,
@@ -38,7 +38,7 @@ from ptxgen.runtime.cpu.flow.unused_loads import droppable_loads, split_loads, u
 LONGEST_BLOCK, _LONGEST_UNCHECKED = 512, 2048
 
 
-class Flow(FlowParts):
+class Flow(FlowBase):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
     def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:

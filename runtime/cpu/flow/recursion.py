@@ -18,13 +18,13 @@ from ptxgen.runtime.cpu.flow.symbols import Reg, Var, round_up
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.blocks import Block, Called
-    from ptxgen.runtime.cpu.flow.parts import FlowParts
+    from ptxgen.runtime.cpu.flow.flow_base import FlowBase
 
 STACK_BYTES = 32 << 10  # of a lane
 ON_THE_STACK = frozenset({"alloca", "stacksave", "stackrestore"})
 
 
-def keep(flow: FlowParts, op: Op, callees: list[Called]) -> Frame:
+def keep(flow: FlowBase, op: Op, callees: list[Called]) -> Frame:
     """The two instructions around a call, to be filled in when it is known what lives behind it."""
     returned = [place for callee in callees for place in callee.returns]
     words = [word for place in returned for word in (place.words if isinstance(place, Var) else [place])]
@@ -33,7 +33,7 @@ def keep(flow: FlowParts, op: Op, callees: list[Called]) -> Frame:
     return frame
 
 
-def fill_in(flow: FlowParts) -> None:
+def fill_in(flow: FlowBase) -> None:
     """Say what each frame holds, once `live_out` is known, and give the stack its place."""
     pointer = flow.stack
     flow.stack_base = round_up(flow.local_bytes, 16)
@@ -52,7 +52,7 @@ def fill_in(flow: FlowParts) -> None:
     flow.first.ops.insert(0, start)
 
 
-def activation_of(flow: FlowParts, called: Called) -> Activation | None:
+def activation_of(flow: FlowBase, called: Called) -> Activation | None:
     """Registers for what an activation has on the stack, if it has something there, and its parameters' places."""
     function = called.function
     if function.kind == "entry" or function.body is None:
@@ -81,7 +81,7 @@ def _with_an_address(function: nodes.Function) -> set[str]:
     }
 
 
-def enter(flow: FlowParts, op: Op, activation: Activation) -> Op:
+def enter(flow: FlowBase, op: Op, activation: Activation) -> Op:
     """The instruction with which a function begins: it takes its memory."""
     operands = (flow.stack, activation.before, activation.begin)
     begun = op.with_words(("$enter", str(activation.size), str(activation.align)), operands)
@@ -89,7 +89,7 @@ def enter(flow: FlowParts, op: Op, activation: Activation) -> Op:
     return begun
 
 
-def leave(flow: FlowParts, op: Op, activation: Activation) -> Op:
+def leave(flow: FlowBase, op: Op, activation: Activation) -> Op:
     """The instruction before each return: the stack ends where it did."""
     left = op.with_words(("$move",), (flow.stack, activation.before))
     left.guard, left.negated = op.guard, op.negated
@@ -97,7 +97,7 @@ def leave(flow: FlowParts, op: Op, activation: Activation) -> Op:
     return left
 
 
-def stack_operation(flow: FlowParts, op: Op) -> Op:
+def stack_operation(flow: FlowBase, op: Op) -> Op:
     """`alloca`, `stacksave` or `stackrestore`, with the stack's end as an operand of its own."""
     done = op.with_words((f"${op.words[0]}", *op.words[1:]), (flow.stack, *op.operands))
     return done
@@ -107,7 +107,7 @@ class _Pointers:
     """All pointers to functions, as one place among the functions."""
 
 
-def may_call_themselves(flow: FlowParts) -> frozenset[str]:
+def may_call_themselves(flow: FlowBase) -> frozenset[str]:
     """Functions from which calls lead back to them; a call through a pointer leads to all whose address is taken."""
     functions = flow.module.functions
     pointers = _Pointers()  # where calls through pointers lead, and from there to each of those functions
@@ -130,7 +130,7 @@ def _called_by(function: nodes.Function) -> Iterable[str | None]:
             yield target.name if isinstance(target, nodes.Symbol) else None
 
 
-def _look(flow: FlowParts, block: Block, live: dict[int, list[Reg]]) -> None:
+def _look(flow: FlowBase, block: Block, live: dict[int, list[Reg]]) -> None:
     """The registers that live behind each `$pop` of a block."""
     if not any(op.words[0] == "$pop" for op in block.ops):
         return

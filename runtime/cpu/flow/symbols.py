@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
-from ptxgen.nodes.scoped import numbered
+from ptxgen.nodes.scoped import among
 
 TYPE_BITS = {
     "pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16, "b32": 32, "u32": 32,
@@ -77,11 +77,10 @@ class Scope:
             if found is not None:
                 return found
             if scope.counted:
-                for stem, number in numbered(name):
-                    declared = scope.counted.get(stem)
-                    if declared is not None and number < declared[0]:
-                        made = scope.names[name] = declared[1](name)
-                        return made
+                make = among(scope.counted, name)
+                if make is not None:
+                    made = scope.names[name] = make(name)
+                    return made
             scope = scope.outer
         return None
 

@@ -9,7 +9,7 @@ from ptxgen.runtime.cpu.flow.block_order import live_before
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.blocks import Op
-    from ptxgen.runtime.cpu.flow.parts import FlowParts
+    from ptxgen.runtime.cpu.flow.flow_base import FlowBase
     from ptxgen.runtime.cpu.flow.symbols import Reg
 
 _LOOKED_AT = 256  # registers that a value was computed from, for one sentence
@@ -21,7 +21,7 @@ _LOADED = "not all of the shared memory that it comes from is written"
 class Unwritten:
     """Registers that threads may read before they write them, and what is computed from them."""
 
-    def __init__(self, flow: FlowParts) -> None:
+    def __init__(self, flow: FlowBase) -> None:
         self._unwritten = live_before(flow.first)
         self._loads = frozenset(reg.index for op in flow.droppable_loads for reg in op.writes)
         self._from: dict[int, dict[int, Reg]] = {}

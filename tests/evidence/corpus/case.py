@@ -127,7 +127,7 @@ def case(
 
 
 def ints(rng: np.random.Generator, shape: int | tuple[int, ...], low: int = -100, high: int = 100) -> np.ndarray:
-    """int32 within [low, high)."""
+    """Random int32 within [low, high)."""
     return rng.integers(low, high, shape, dtype=np.int32)
 
 

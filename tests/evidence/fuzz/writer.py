@@ -44,7 +44,7 @@ class Statements:
 
     # text ---------------------------------------------------------------------------------------------------------
     def name(self) -> str:
-        """A fresh number."""
+        """A number that no value or block of this text has yet."""
         self.numbered += 1
         return str(self.numbered)
 

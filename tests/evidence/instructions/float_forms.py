@@ -12,7 +12,7 @@ HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
 def single() -> Iterator[Form]:
-    """f32 and f64."""
+    """Forms of add, sub, mul, fma and such in f32 and f64, with every rounding."""
     for op, n in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3)):
         for mode in MODES:
             for extra in ("", ".ftz", ".sat", ".ftz.sat"):

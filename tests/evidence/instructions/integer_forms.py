@@ -17,7 +17,7 @@ def simple(opcode: str, result: str, *sources: str, **more) -> Form:
 
 
 def arithmetic() -> Iterator[Form]:
-    """add … min, max."""
+    """Forms of integer arithmetic: add, mul, div, mad, min and such, of every type."""
     for t in INTS:
         for op in ("add", "sub", "mul.lo", "mul.hi", "min", "max"):
             yield simple(f"{op}.{t}", t, t, t)

@@ -35,7 +35,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Pair:
-    """What a file says."""
+    """A kernel with a race and its twin without, as a file states them."""
 
     name: str
     text: str
@@ -63,7 +63,7 @@ class Pair:
 
     @property
     def launches(self) -> list[Launch]:
-        """In order."""
+        """The launches, in order."""
         return [_launch(text, len(self.arguments)) for text in self.fields["launch"]]
 
     def run(self, device: Any, broken: bool) -> list[bytes]:

@@ -48,7 +48,7 @@ class Sequence(Life):
         self.oracle.rollback(position)
 
     def rows(self, *lead: int) -> list[np.ndarray]:
-        """q, k, v."""
+        """Random rows of q, k and v, with leading extents such as tokens."""
         return [self.random(*lead, *s) for s in (self.shape, self.kv_shape, self.kv_shape)]
 
     def any_layer(self) -> int:

@@ -17,7 +17,7 @@ from ptxgen.dtypes import DType, bf16
 
 
 def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
-    """Every fragment."""
+    """Build the fragments of every role."""
     variant = spec.attention.variant
     first_maximum_serves = dtype == bf16 and plain(variant) and not variant.window
     maps, converted = by_maps(spec), converts(spec)

@@ -74,7 +74,7 @@ def staged_head_tiles(attention: Attention, target: Target) -> int:
 
 
 def _most_tiles(attention: Attention, fits: Callable[[int], bool]) -> int:
-    """At least one."""
+    """The most tiles of eight query heads whose registers fit; at least one."""
     tiles = -(-attention.problem.group // 8)
     while tiles > 1 and not fits(8 * tiles):
         tiles -= 1

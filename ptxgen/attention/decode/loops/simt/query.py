@@ -10,6 +10,7 @@ from ptxgen.attention.decode.loops.simt.load import Loader
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
+from ptxgen.idioms.dot import multiply
 
 CHUNK = 8  # elements that a thread stages at a time
 
@@ -53,8 +54,7 @@ class Query:
                 words = values if raw is None else raw
                 convert.load_words(b, words, address)
                 convert.unpack(b, values, words, self.attention.problem.q_dtype)
-                for value in values:
-                    b.op("mul.f32", value, value, self.factor)
+                multiply(b, values, self.factor)
 
     def _head_row(self, head: int) -> Reg:
         b, task = self.b, self.task
@@ -117,8 +117,7 @@ class Query:
         address = b.op("mad.wide.u32", "q_address", source, CHUNK * have.bytes, self.task.q_row)
         convert.load_words(b, raw, address)
         convert.unpack(b, values, raw, have)
-        for value in values:
-            b.op("mul.f32", value, value, self.factor)
+        multiply(b, values, self.factor)
         place = b.op("mov.u32", "q_place", arena)
         b.op("mad.lo.u32", place, chunk, 4 * CHUNK, place)
         convert.store_words(b, place, values, space="shared")

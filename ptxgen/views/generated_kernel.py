@@ -12,7 +12,7 @@ from ptxgen.requires import Requirements
 from ptxgen.targets import Target
 
 
-class Written(Protocol):
+class GeneratedKernel(Protocol):
     """Text and contract; `ptxgen.generator.Ptx` says more of each."""
 
     @property
@@ -37,7 +37,7 @@ class Written(Protocol):
 
     @property
     def launch(self) -> Launch:
-        """Its geometry."""
+        """Grid, block, shared memory and cluster of a launch."""
 
     @property
     def requires(self) -> Requirements:

@@ -1,4 +1,4 @@
-"""Rest for the collector of garbage while many objects are made that are all kept."""
+"""A pause of garbage collection while many objects are made that are all kept."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.resting = 0
+        self.open = 0
         self.ran = False
 
 
 _state = _State()
 
 
-class CollectorRests:
+class GcPause:
     """A context in which the collector of garbage does not run; after all threads' last one it does, if it did before.
 
     It would look at every object of the process again and again and find nothing to free. What was garbage before, and
@@ -29,16 +29,16 @@ class CollectorRests:
     def __enter__(self) -> None:
         self._entered = state = _state
         with state.lock:
-            if not state.resting:
+            if not state.open:
                 state.ran = gc.isenabled()
                 gc.disable()
-            state.resting += 1
+            state.open += 1
 
     def __exit__(self, *raised: object) -> None:
         state = self._entered
         with state.lock:
-            state.resting -= 1
-            if not state.resting and state.ran and state is _state:
+            state.open -= 1
+            if not state.open and state.ran and state is _state:
                 gc.enable()
 
 
@@ -46,7 +46,7 @@ def _begin_anew() -> None:
     """In a child process: contexts of other threads never end there."""
     global _state
     before, _state = _state, _State()
-    if before.resting and before.ran:
+    if before.open and before.ran:
         gc.enable()
 
 

@@ -25,12 +25,12 @@ class MemoryPlan:
 
     @property
     def weights(self) -> int:
-        """All weights."""
+        """Bytes of all weights, matrices and vectors."""
         return sum(self.formats.values())
 
     @property
     def total(self) -> int:
-        """Everything."""
+        """Bytes of weights, cache, scratch memory and the rest together."""
         return self.weights + self.cache + self.scratch + self.other
 
 

@@ -1,4 +1,4 @@
-"""The collector of garbage rests, and runs again."""
+"""Garbage collection pauses, and runs again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from ptxgen.resting import CollectorRests
+from ptxgen.gc_pause import GcPause
 
 
 def test_it_runs_again_after_the_last_context() -> None:
     """The first that begins ends first, as contexts of two threads may."""
-    first, second = CollectorRests(), CollectorRests()
+    first, second = GcPause(), GcPause()
     first.__enter__()
     second.__enter__()
     first.__exit__()
@@ -25,7 +25,7 @@ def test_it_runs_again_after_the_last_context() -> None:
 def test_one_that_did_not_run_stays_off() -> None:
     gc.disable()
     try:
-        with CollectorRests():
+        with GcPause():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
@@ -33,7 +33,7 @@ def test_one_that_did_not_run_stays_off() -> None:
 
 
 def test_it_runs_after_an_exception() -> None:
-    with pytest.raises(KeyError), CollectorRests():
+    with pytest.raises(KeyError), GcPause():
         raise KeyError
     assert gc.isenabled()
 
@@ -42,7 +42,7 @@ def test_it_runs_in_a_child_of_a_process_whose_other_thread_rests() -> None:
     entered, ends = threading.Event(), threading.Event()
 
     def rest() -> None:
-        with CollectorRests():
+        with GcPause():
             entered.set()
             ends.wait(30)
 

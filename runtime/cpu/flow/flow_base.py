@@ -10,8 +10,8 @@ from ptxgen.runtime.cpu.flow.names import Names
 from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var
 
 
-class FlowParts(Names, ABC):
-    """See `Flow`, which fills it in.
+class FlowBase(Names, ABC):
+    """The state of a `Flow`, which fills it in.
 
     `loose`: registers that some path may leave unwritten, as a bit set of their indices.
     """
