@@ -46,7 +46,7 @@ class SwizzledCopy(RowCopy):
     def convert(
         self, words: Sequence[Reg], to: Sequence[Addr], pred: Reg | None, scale: Reg | None, signs: Reg | None
     ) -> None:
-        """A chunk's words of 8-bit values, as those of the target's type, to shared memory: an equal part to each place.
+        """A chunk's words of 8-bit values, as those of the target's type, to shared memory: equal parts to its places.
 
         `scale` (f16) multiplies int8 values, and the bits of `signs` turn those of e4m3; the words do not stay.
         """
