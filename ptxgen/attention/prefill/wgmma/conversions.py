@@ -14,6 +14,7 @@ from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, Ring
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
+from ptxgen.attention.prefill.wgmma.widened import sign_bits
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -105,14 +106,7 @@ class Conversions(Producer):
         fragment."""
         if not folds_scales(self.spec.attention.variant):
             return None
-        b = self.b
-        signs = b.op("mov.b32", b.reg("k_signs", "b32"), self.items.k_scale)
-        b.op("and.b32", signs, signs, -0x80000000)
-        upper = scratch(b, "k_sign", "b32")
-        for distance in (16, 8):
-            b.op("shr.u32", upper, signs, distance)
-            b.op("or.b32", signs, signs, upper)
-        return signs  # type: ignore[no-any-return]
+        return sign_bits(self.b, self.items.k_scale)
 
     def _aim_v(self) -> None:
         """Where this thread's chunks of V go, of which each is 16 values; part of an open fragment."""

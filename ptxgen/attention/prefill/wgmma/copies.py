@@ -50,20 +50,25 @@ class SwizzledCopy(RowCopy):
 
         `scale` (f16) multiplies int8 values, and the bits of `signs` turn those of e4m3; the words do not stay.
         """
-        b = self.b
-        for word in words if signs is not None else ():
-            b.op("xor.b32", word, word, signs)
-        if self.source != self.target:
-            packed = [scratch(b, f"packed{i}", "b32") for i in range(2 * len(words))]
-            if scale is None:
-                widen(b, packed, words, self.target)
-            else:
-                scaled(b, packed, words, scale, self.target)
-            words = packed
+        b, words = self.b, self.widened(words, scale, signs)
         each = len(words) // len(to)
         for n, place in enumerate(to):
             assert isinstance(place.base, Reg)
             store_words(b, place.base, words[n * each : (n + 1) * each], place.offset, space="shared", pred=pred)
+
+    def widened(self, words: Sequence[Reg], scale: Reg | None, signs: Reg | None) -> Sequence[Reg]:
+        """The same in scratch registers, or where they are."""
+        b = self.b
+        for word in words if signs is not None else ():
+            b.op("xor.b32", word, word, signs)
+        if self.source == self.target:
+            return words
+        packed = [scratch(b, f"packed{i}", "b32") for i in range(2 * len(words))]
+        if scale is None:
+            widen(b, packed, words, self.target)
+        else:
+            scaled(b, packed, words, scale, self.target)
+        return packed
 
 
 class PairedCopy(SwizzledCopy):

@@ -12,6 +12,7 @@ from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
 from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts
 from ptxgen.attention.prefill.wgmma.variants import plain
+from ptxgen.attention.prefill.wgmma.widened import Widened
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, bf16
 
@@ -35,6 +36,8 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("make_barriers"):
         ring.make(smem)
     items.locate()
+    if spec.widened:
+        Widened(b, spec, tile, items, dtype).build()
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
     with b.fragment("take_registers"):
@@ -65,5 +68,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails,
+        has_tails=tile.tails, widens=spec.widened,
     )  # fmt: skip

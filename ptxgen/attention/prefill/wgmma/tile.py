@@ -200,7 +200,7 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
 
 def converts(prefill: Prefill) -> bool:
     """Whether K and V of 8 bits become 16-bit values on their way into shared memory."""
-    return prefill.attention.problem.kv_dtype.bits == 8
+    return prefill.attention.problem.kv_dtype.bits == 8 and not prefill.widened
 
 
 def by_maps(prefill: Prefill) -> bool:
@@ -233,7 +233,7 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
     return (
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
-        and (problem.q_dtype == problem.kv_dtype or converts(prefill))
+        and (problem.q_dtype == problem.kv_dtype or problem.kv_dtype.bits == 8)
         and prefill.dim % 16 == 0
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and (prefill.dim <= STEPPED or not variant.steps)
