@@ -177,6 +177,7 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=48),
         dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, fp8=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, scale=24.0),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True, widened=True),
     )
 
     def rules(self) -> Iterator[str]:

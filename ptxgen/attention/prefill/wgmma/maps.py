@@ -46,8 +46,9 @@ class Maps:
         with b.fragment("meet_lanes"):
             b.op("bar.warp.sync", -1)
         with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
-            rows, (keys, heads) = items.wide, self._extents()
+            rows = items.wide
             array = rows["k"] if rows else b.ld_param("k")
+            keys, heads = self._extents()
             b.op("selp.b64", array, rows["v"] if rows else b.ld_param("v"), array, copies_v)
             row = cache.k.dim * self.dtype.bytes
             stride = b.reg("map_stride", "u64")
