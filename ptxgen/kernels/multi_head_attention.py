@@ -147,7 +147,7 @@ class MultiHeadAttention(KernelType):
         r"_h4_kv1.*(%skipped_barrier|my_turn, 256; bar\.arrive)": "does not matter: no tile is skipped there",
         r"_h4_kv1.* arrival 5\d\d: bar\.arrive": "does not matter: no tile is skipped there",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
-        r"_widened.*(red\.release|ld\.acquire|fence\.proxy\.async;)": "not followed from CTA to bulk copy",
+        r"_widened.*(red\.release|ld\.acquire|fence\.proxy\.async;)": "reads by tensor copies leave no marks",
         r"_widened.* fence .*atom\.acq_rel": "does not matter: what it orders is looked at by the next launch",
         r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",
     }
