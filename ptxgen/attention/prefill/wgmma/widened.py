@@ -18,6 +18,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch, store_words
 from ptxgen.idioms.division import divide, remainder
+from ptxgen.idioms.polls import Polls
 
 DRAWN, MADE, LEFT = 0, 4, 8  # offsets of the counters
 COUNTERS = 3
@@ -67,9 +68,12 @@ class Widened:
             b.op("add.u32", made, made, 1)
         with b.fragment("made", "after a barrier, so that it tells of what all threads have written"):
             b.op("red.release.gpu.global.add.u32", at[MADE], made, pred=leads)
+            polls = Polls(b)
+            polls.allow()
         with b.fragment("wait_for_all"):
             so_far = b.op("ld.acquire.gpu.global.u32", "all_made", at[MADE])
             b.op("setp.ge.u32", "are_made", so_far, total)
+            polls.count()
         with b.fragment("leave", "the last to have seen it sets the counter back"):
             b.op("atom.acq_rel.gpu.global.inc.u32", drawn, at[LEFT], b.op("sub.u32", most, items.ctas, 1))
             last = b.op("setp.eq.u32", "is_last_to_leave", drawn, most)
