@@ -25,7 +25,7 @@ COUNTERS = 3
 
 
 class Widened:
-    """Fragments `begin_widening`; of the loop over blocks `draw`, `drawn` and `widen`; `made`, `wait_for_all` (a wait)
+    """Fragments `begin_widening`; of the loop over blocks `draw` (ahead, too), `tell`, `drawn` and `widen`; `made`, `wait_for_all` (a wait)
     and `leave`."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
@@ -54,9 +54,10 @@ class Widened:
             leads = b.op("setp.eq.u32", "leads", items.thread, 0)
             made = b.op("mov.u32", "blocks_made", 0)
             place = b.op("mov.u32", "told_at", told)
-        with b.fragment("draw"):
-            drawn = b.reg("block_drawn", "u32")
+        drawn = b.reg("block_drawn", "u32")
+        with b.fragment("draw", "ahead of when it is needed"):
             b.op("atom.relaxed.gpu.global.inc.u32", drawn, at[DRAWN], most, pred=leads)
+        with b.fragment("tell"):
             b.op("st.shared.u32", place[0], drawn, pred=leads)
         with b.fragment("drawn"):
             block = b.op("ld.shared.u32", "block", place[0])
