@@ -25,8 +25,8 @@ COUNTERS = 3
 
 
 class Widened:
-    """Fragments `begin_widening`; of the loop over blocks `draw` (ahead, too), `tell`, `drawn` and `widen`; `made`, `wait_for_all` (a wait)
-    and `leave`."""
+    """Fragments `begin_widening`; `draw`, ahead and again within the loop over blocks, of which are `tell`, `drawn` and
+    `widen`; `made`, `wait_for_all` (a wait) and `leave`; `see_widened`, before the first copy."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.items, self.dtype = b, spec, items, dtype
