@@ -159,13 +159,14 @@ _BY_CONVERSION: tuple[_Row, ...] = (
     (128, 2, 96, False, 104, 200, False),
     (192, 2, 64, False, 104, 200, True),
 )
-# In their place at 128 dims: by whether scales lie beside the values, and whether there are several sequences, pages
-# or a ring, whose producer has more to compute; and how many warpgroups of producers. More rows of queries share a
-# conversion, more producers its latency.
-_CONVERTED_128: dict[tuple[bool, bool], tuple[_Row, int]] = {
-    (False, False): ((128, 3, 64, False, 56, 152, False), 1),
-    (False, True): ((128, 2, 128, False, 104, 200, False), 1),
-    (True, False): ((128, 2, 128, False, 64, 192, False), 2),
+# In their place, and how many warpgroups of producers: by head_dim, whether scales lie beside the values, and whether
+# there are several sequences, pages or a ring, whose producer has more to compute.
+_CONVERTED: dict[tuple[int, bool, bool], tuple[_Row, int]] = {
+    (96, False, False): ((96, 2, 128, False, 104, 200, False), 1),
+    (128, False, False): ((128, 2, 128, False, 104, 200, False), 1),
+    (128, False, True): ((128, 2, 128, False, 104, 200, False), 1),
+    (128, True, False): ((128, 2, 128, False, 64, 192, False), 2),
+    (192, False, False): ((192, 2, 96, False, 104, 200, True), 1),
 }
 _BY_FP8: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
@@ -186,8 +187,8 @@ def wgmma_tile(
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
     row, producers = next(row for row in table if dim <= row[0]), 1
-    if converts and not fp8 and row[0] == 128:
-        row, producers = _CONVERTED_128.get((scaled, batched), (row, producers))
+    if converts and not fp8:
+        row, producers = _CONVERTED.get((row[0], scaled, batched), (row, producers))
     return WgmmaTile(dim, *row[1:], producers=producers, tails=maps and batched, fp8=fp8)
 
 
