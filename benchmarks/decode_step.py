@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
+from benchmarks.steps.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.packed_products import BYTES, CHOICES, NODES, ROWS, SETTLE, as_time_allows, is_chosen
-from benchmarks.prepared import Made
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.timing.prepared import Made
 from ptxgen.dtypes import bf16, e4m3
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
@@ -69,7 +69,7 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     """Every implementation of a case."""
     import torch
 
-    from benchmarks.gpu import graph_us, sets_for
+    from benchmarks.timing.gpu import graph_us, sets_for
 
     m, n, k, name = case["m"], case["n"], case["k"], case["weights"]
     x, weights = torch.randn(m, k, device="cuda"), Weights(name, n, k)
@@ -122,7 +122,7 @@ def _ours(
 ) -> None:  # fmt: skip
     import torch
 
-    from benchmarks.gpu import Loaded, graph_us, shape_of
+    from benchmarks.timing.gpu import Loaded, graph_us, shape_of
 
     m, n, k = case["m"], case["n"], case["k"]
     pack = Loaded(*kernels(packing(spec)), rows=m)

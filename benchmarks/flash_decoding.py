@@ -35,7 +35,7 @@ class Inputs:
     def __init__(self, case: Case) -> None:
         import torch
 
-        from benchmarks.gpu import sets_for
+        from benchmarks.timing.gpu import sets_for
 
         self.case = case
         h, kv, d, n, length = (case[x] for x in ("n_heads", "n_kv_heads", "head_dim", "batch", "context"))
@@ -68,7 +68,7 @@ def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], None]], out: Any
     """Microseconds of a call, rotating the caches, and the error on the first."""
     import torch
 
-    from benchmarks.gpu import graph_us
+    from benchmarks.timing.gpu import graph_us
 
     calls = [call_of(caches) for caches in inputs.sets]
     calls[0]()
@@ -81,7 +81,7 @@ def one_launch(inputs: Inputs, *, batched: bool = True) -> tuple[float, float]:
     """IncrementalAttention, lengths from device memory."""
     import torch
 
-    from benchmarks.gpu import Loaded
+    from benchmarks.timing.gpu import Loaded
 
     c = inputs.case
     shape = {x: c[x] for x in ("head_dim", "n_heads", "n_kv_heads")}
@@ -104,7 +104,7 @@ def two_launches(
     def measure(inputs: Inputs) -> tuple[float, float]:
         import torch
 
-        from benchmarks.gpu import Loaded
+        from benchmarks.timing.gpu import Loaded
 
         c = inputs.case
         shape = {"head_dim": c["head_dim"], "n_heads": c["n_heads"], "q_dtype": "f16", "programmatic": programmatic}

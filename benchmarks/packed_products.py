@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prepared import Made, prepared
 from benchmarks.products import FLOORS, SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.timing.prepared import Made, prepared
 from ptxgen.dtypes import bf16
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
@@ -84,7 +84,7 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     """Every implementation of a case, in rounds."""
     import torch
 
-    from benchmarks.gpu import Loaded, graph_us, sets_for
+    from benchmarks.timing.gpu import Loaded, graph_us, sets_for
 
     m, n, k, name = case["m"], case["n"], case["k"], case["weights"]
     x = torch.randn(m, k, device="cuda")

@@ -82,7 +82,7 @@ def measure(run: Run, case: Case) -> None:
     """Every choice of a case, and cuBLAS."""
     import torch
 
-    from benchmarks.gpu import Loaded, graph_us, sets_for
+    from benchmarks.timing.gpu import Loaded, graph_us, sets_for
 
     types = {"f32": torch.float32, "bf16": torch.bfloat16}
     m, n, k = case["m"], case["n"], case["k"]

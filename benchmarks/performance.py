@@ -18,7 +18,7 @@ from benchmarks.documents import model as model_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
 from benchmarks.report.selection import commit_of, newest_rows, rows_alone, rows_elsewhere, span
-from benchmarks.report.sentence import in_a_sentence
+from benchmarks.report.sentence import in_a_sentence, show_help
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
@@ -311,4 +311,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     in_a_sentence(main)

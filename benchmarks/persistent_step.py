@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from benchmarks.bound_step import graph_us
 from benchmarks.cases.models import MODELS, fill_cache, open_random
-from benchmarks.our_steps import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth
 from benchmarks.report.rows import Run
 from benchmarks.report.sentence import in_a_sentence
+from benchmarks.steps.bound_step import graph_us
+from benchmarks.steps.our_steps import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth
 from ptxgen.builder.values import Addr
 from ptxgen.dtypes import u32, u64
 from ptxgen.kernel import kernel_type

@@ -56,7 +56,7 @@ def ours(name: str = "", **more: Any) -> Prepare:
     def prepare(inputs: Inputs) -> Ready:
         import torch
 
-        from benchmarks.gpu import Loaded
+        from benchmarks.timing.gpu import Loaded
         from ptxgen.kernel import supports
 
         case, kind = inputs.case, inputs.case["dtype"]
@@ -94,7 +94,7 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
     """Several sequences in one launch, over caches of rows or of pages in no order."""
     import torch
 
-    from benchmarks.gpu import Loaded
+    from benchmarks.timing.gpu import Loaded
 
     lengths, page = inputs.case["lengths"], inputs.case.get("page_size", 0)
     whole = -(-max(lengths) // (page or 1)) * (page or 1)

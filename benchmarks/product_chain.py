@@ -63,7 +63,7 @@ class Chain:
         """Microseconds of all layers."""
         import torch
 
-        from benchmarks.gpu import Loaded, graph_us
+        from benchmarks.timing.gpu import Loaded, graph_us
 
         self.stream.copy_(torch.randn(self.stream.numel(), generator=torch.Generator().manual_seed(0)))
         specs = [dataclasses.replace(spec, programmatic=programmatic) for spec in self.specs]

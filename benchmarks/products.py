@@ -126,7 +126,7 @@ def _without_tensor_cores() -> Iterator[None]:
 def _timed(spec: Any, weights: Weights, x: Any, wanted: Any, target: str) -> dict[str, float]:
     import torch
 
-    from benchmarks.gpu import Loaded, graph_us, sets_for, shape_of
+    from benchmarks.timing.gpu import Loaded, graph_us, sets_for, shape_of
 
     m = x.shape[0]
     loaded = Loaded(generate(spec, target), rows=m)
@@ -154,7 +154,7 @@ def cublas(run: Run, m: int, n: int, k: int) -> None:
     """torch's product in bf16."""
     import torch
 
-    from benchmarks.gpu import graph_us, sets_for
+    from benchmarks.timing.gpu import graph_us, sets_for
 
     nbytes = 2 * n * k
     matrices = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(min(40, sets_for(nbytes)))]

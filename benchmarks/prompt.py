@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.cases.models import MODELS, open_random
 from benchmarks.decode_step import OPTIONS
-from benchmarks.our_steps import FIRST, MORE, chosen, median_us
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
+from benchmarks.steps.our_steps import FIRST, MORE, chosen, median_us
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp

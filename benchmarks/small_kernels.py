@@ -66,7 +66,7 @@ def measure(run: Run, spec: KernelType, rows: int, target: str) -> None:
 
 def _timed(spec: KernelType, rows: int, target: str) -> dict[str, float]:
     """Hot and cold microseconds, the bytes of all inputs and outputs, and the largest error of an output."""
-    from benchmarks.gpu import Loaded, download, graph_us, sets_for, upload
+    from benchmarks.timing.gpu import Loaded, download, graph_us, sets_for, upload
 
     sizes = {"rows": rows, **({"position": 0} if "position" in spec.sizes else {})}
     given = spec.example(np.random.default_rng(0), **sizes)
@@ -103,7 +103,7 @@ def peers(run: Run) -> None:
     import torch
     from cuda.bindings import driver
 
-    from benchmarks.gpu import check, graph_us
+    from benchmarks.timing.gpu import check, graph_us
 
     torch.zeros(1, device="cuda")
     module = check(driver.cuModuleLoadData(EMPTY.encode() + b"\0"))

@@ -22,11 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bound_step import TIMELINE, measure
 from benchmarks.cases.models import MIXES, MODELS
-from benchmarks.our_steps import FIRST, MORE, Ours, case_of, chosen
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, load
+from benchmarks.steps.bound_step import TIMELINE, measure
+from benchmarks.steps.our_steps import FIRST, MORE, Ours, case_of, chosen
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "images" / "decode_step.png"
 DEPTH = 4096

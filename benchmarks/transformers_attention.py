@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from benchmarks.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
 
 DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
 IMPLS = ("ptxgen", "sdpa", "fa2")

@@ -129,7 +129,7 @@ def _tuning() -> Line:
 
 
 def _cache() -> Line:
-    from ptxgen.runtime.core.diskcache import default_directory
+    from ptxgen.files.user_cache import default_directory
 
     folder = default_directory()
     if folder is None:

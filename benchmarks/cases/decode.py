@@ -103,7 +103,7 @@ class Inputs:
     def __init__(self, case: Case) -> None:
         import torch
 
-        from benchmarks.gpu import sets_for
+        from benchmarks.timing.gpu import sets_for
 
         self.case = case
         torch.manual_seed(0)
@@ -124,7 +124,7 @@ class Inputs:
 
     def _parts(self, most: int) -> list[dict[str, Any]]:
         """Caches within one, each moved on by as many positions as are read, so that all read others."""
-        from benchmarks.gpu import sets_for
+        from benchmarks.timing.gpu import sets_for
 
         count, step, whole = min(sets_for(self.case.bytes), most), self.case.context * self.case.head_dim, self.shape
         pools = {x: self._cache((math.prod(whole) + count * step,)) for x in NAMES}

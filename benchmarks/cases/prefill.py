@@ -83,7 +83,7 @@ class Inputs:
     def __init__(self, case: Case) -> None:
         import torch
 
-        from benchmarks.gpu import sets_for
+        from benchmarks.timing.gpu import sets_for
 
         self.case, self.flops = case, flops(case)
         h, kv, d = (case[x] for x in ("n_heads", "n_kv_heads", "head_dim"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import decode_step, e4m3_products, packed_products, products, prompt, step_ops
@@ -57,43 +57,43 @@ def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
     steps, prompts = newest_rows("decode_step"), newest_rows("prompt")
     alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), rows_measured("products", "pack")
-    yield "## Whole models: µs of a decode step\n"
-    yield (
+    yield from _part(
+        "Whole models: µs of a decode step",
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
         "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
         "exact in f32, those of `ptxgen-fast` rounded to bf16; `ptxgen-persistent` is one launch. "
-        f"{commits_of(steps)}\n"
+        f"{commits_of(steps)}",
+        decode_step.table(steps),
     )
-    yield decode_step.table(steps) + "\n"
     yield from _since("decode_step", "µs")
     yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
     yield from _never_reached("decode_step")
     yield from where_the_time_goes()
-    yield "## Prompts of 512 tokens, tokens/s\n"
-    yield (
+    yield from _part(
+        "Prompts of 512 tokens, tokens/s",
         "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
         "rounds them to 8 bits; `ptxgen-e4m3`: before products with weights in e4m3 to e4m3, too. "
-        f"{commits_of(prompts)}\n"
+        f"{commits_of(prompts)}",
+        prompt.table(prompts),
     )
-    yield prompt.table(prompts) + "\n"
     yield from _since("prompt", "tokens/s")
     yield from _of_another_run("prompt", "llama.cpp", "ptxgen-fast")
-    yield "## Products alone: µs as graph nodes, weights beyond the L2\n"
-    yield (
+    yield from _part(
+        "Products alone: µs as graph nodes, weights beyond the L2",
         "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
-        f"relative, against float64. {commit_of(alone)}\n"
+        f"relative, against float64. {commit_of(alone)}",
+        products.table(alone),
     )
-    yield products.table(alone) + "\n"
     yield from _products_since()
     yield from one_token(alone)
-    yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
-    yield (
+    yield from _part(
+        "Products of many tokens: µs as graph nodes, weights beyond the L2",
         "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
         "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
         "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
-        f"{packed_products.ratios(many)}.\n"
+        f"{packed_products.ratios(many)}.",
+        packed_products.table(many),
     )
-    yield packed_products.table(many) + "\n"
     in_bytes = rows_measured("products", e4m3_products.PACK)
     yield "## Products of many tokens in e4m3: µs as graph nodes, weights beyond the L2\n"
     yield (
@@ -106,6 +106,13 @@ def whole_models() -> Iterable[str]:
         f"{commit_of(in_bytes)}\n"
     )
     yield e4m3_products.table(in_bytes) + "\n"
+
+
+def _part(title: str, about: str, table: str) -> Iterator[str]:
+    """A heading, what its table is of, and the table."""
+    yield f"## {title}\n"
+    yield f"{about}\n"
+    yield f"{table}\n"
 
 
 def one_launch() -> Iterable[str]:

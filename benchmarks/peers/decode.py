@@ -25,7 +25,7 @@ def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], Any]], caches: l
     """Time of the calls over all sets of caches, and the error of the first (in `out`, or returned by the call)."""
     import torch
 
-    from benchmarks.gpu import graph_us
+    from benchmarks.timing.gpu import graph_us
 
     calls = [call_of(each) for each in caches]
     result = calls[0]()
@@ -39,7 +39,7 @@ def bound(inputs: Inputs, out: Any, target: str = "", **options: bool) -> Iterat
     """IncrementalAttention with the plan of `target` (default: of this GPU): from caches to the call that attends."""
     import torch
 
-    from benchmarks.gpu import Loaded
+    from benchmarks.timing.gpu import Loaded
 
     case, spec = inputs.case, inputs.case.spec(**options)
     major, minor = torch.cuda.get_device_capability()

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.cases.models import MODELS, random_model
 from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.report.rows import RESULTS
+from benchmarks.report.sentence import show_help
 
 TARGETS = ("llama-bench", "llama-batched-bench")
 OPTIONS = (
@@ -203,6 +204,7 @@ def rows_of(said: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     what, place, *others = sys.argv[1:]
     if what == "build":
         build(Path(place), Path(others[0]), others[1])

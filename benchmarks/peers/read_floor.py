@@ -112,7 +112,7 @@ class Floor:
         import torch
         from cuda.bindings import driver, nvrtc
 
-        from benchmarks.gpu import check
+        from benchmarks.timing.gpu import check
 
         program = check(nvrtc.nvrtcCreateProgram(CODE.encode(), b"read.cu", 0, [], []))
         self.major, minor = torch.cuda.get_device_capability()
@@ -147,7 +147,7 @@ class Floor:
 
     def measure(self, nbytes: int, these: Iterable[Way]) -> dict[Way, float]:
         """Microseconds of these ways."""
-        from benchmarks.gpu import graph_us, sets_for
+        from benchmarks.timing.gpu import graph_us, sets_for
 
         if not 256 <= nbytes <= self.buffer.numel():
             raise ValueError(f"Floor.measure: from 256 to {self.buffer.numel()} bytes (got {nbytes})")
@@ -158,7 +158,7 @@ class Floor:
         import torch
         from cuda.bindings import driver
 
-        from benchmarks.gpu import check
+        from benchmarks.timing.gpu import check
 
         grid = way.ctas * torch.cuda.get_device_properties(0).multi_processor_count
         start = self.buffer.data_ptr() + index * nbytes

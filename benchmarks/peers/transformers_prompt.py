@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.peers.transformers_step import random_model
 from benchmarks.report.rows import RESULTS
+from benchmarks.report.sentence import show_help
 
 REPEATS = 5
 
@@ -93,4 +94,5 @@ def _us(call: Callable[[], int]) -> float:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main(sys.argv[1], [int(tokens) for tokens in sys.argv[2].split(",")])

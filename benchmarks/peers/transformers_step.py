@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.cases.models import MODELS
 from benchmarks.report.rows import RESULTS
+from benchmarks.report.sentence import show_help
 
 STEPS = 24
 ROOM = 64  # positions after the depth
@@ -176,4 +177,5 @@ def _us(model: Any, batch: int, depth: int) -> float:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main(sys.argv[1], [(int(batch), int(depth)) for batch, depth in (each.split("x") for each in sys.argv[2:])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +24,10 @@ def command(
     `measure` adds rows to a run on `device` (default: the processor), and `table` shows them. Of a run that is
     interrupted the rows are kept and marked; `at_once`, also of one that is killed. With --report nothing is measured.
     """
+    started = getattr(sys.modules["__main__"], "__spec__", None)  # several commands add rows to one table
+    name = started.name if started and started.name.startswith("benchmarks.") else f"benchmarks.{bench}"
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{bench}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--report", action="store_true", help="print a run's table, measure nothing")
     parser.add_argument("--run", metavar="ID", help="the run to report (default: the last)")

@@ -1,4 +1,4 @@
-"""How a benchmark ends where something is missing: a GPU, a package, a file."""
+"""How a benchmark or a tool ends where something is missing, a GPU, a package, a file; and where help is asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ptxgen.errors import PtxgenError
+
+
+def show_help(doc: str | None) -> None:
+    """Print a module's docstring and end, where `-h` or `--help` is asked for; for commands without a parser."""
+    if not {"-h", "--help"}.isdisjoint(sys.argv[1:]):
+        print((doc or "").strip())
+        raise SystemExit(0)
 
 
 def in_a_sentence(main: Callable[[], object]) -> None:

@@ -6,60 +6,34 @@ Control flow is not here: a template places the fragments and owns every label, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ptxgen.builder import declarations
+from ptxgen.builder.declarations import Declarations, Spec
 from ptxgen.builder.fragment import ABSENT, MARK, Absent, Fragment
 from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
-from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Shared, Sink, Table
+from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Sink
 from ptxgen.errors import IsaError
 from ptxgen.isa import Slot, lookup, special_register, storage_type
 from ptxgen.lines.sources import Origin, Site, places
 
 if TYPE_CHECKING:
-    from ptxgen.launch import Launch, Param
     from ptxgen.targets import Target
 
 # Control flow belongs to the templates; these words are refused in a fragment.
 _SHAPE_WORDS = frozenset({"bra", "brx", "call", "ret", "exit", "bar", "barrier"})
 
 
-class Spec(Protocol):
-    """What a builder, and a template, ask of a specialisation."""
-
-    @property
-    def kernel_name(self) -> str:
-        """What the kernel type is called."""
-
-    def params(self) -> tuple[Param, ...]:
-        """The parameters in order."""
-
-    def launch(self, target: Target) -> Launch:
-        """Geometry for a target."""
-
-    def template(self, target: Target) -> str:
-        """The skeleton's file name without `.ptx.j2`."""
-
-
-class Builder:
+class Builder(Declarations):
     """Passed as `b` to `KernelType.build`. One call of `op` is one instruction."""
 
     def __init__(self, spec: Spec, target: Target) -> None:
-        self.spec = spec
-        self.target = target
-        self.params: dict[str, Param] = {p.name: p for p in spec.params()}
+        super().__init__(spec, target)
         self.fragments: dict[str, Fragment] = {}
         self.absent: dict[str, Absent] = {}
-        self.registers: dict[str, Reg] = {}
-        self.arrays: dict[str, RegArray] = {}
-        self.shared_variables: dict[str, Shared] = {}
-        self.tables: dict[str, Table] = {}
-        self.exposed: dict[str, object] = {}
-        self.bodies: dict[str, dict[str, object]] = {}  # prefix -> what a body's skeleton knows, by names without it
-        self._prefix = ""  # of the open body
-        self._types: dict[str, str] = {}  # of every declared register, those of arrays included
         self._current: Fragment | None = None
         self._written: set[str] = set()
         self._read: dict[str, tuple[Fragment, int]] = {}  # register -> where it is used first: a line of a fragment
@@ -68,7 +42,7 @@ class Builder:
         self._emitter: CodeType | None = None  # the function that emitted the last line of the open fragment
         self._attempt: tuple[Any, ...] = ()  # the instruction that is being checked: guard, opcode, operands
 
-    # -- declarations -------------------------------------------------------------------------------------------
+    # -- fragments ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def fragment(self, name: str, what: str = "") -> Iterator[Fragment]:
@@ -115,79 +89,6 @@ class Builder:
             yield
         finally:
             self._prefix = ""
-
-    def _tell(self, name: str, value: object) -> None:
-        """The open body's skeleton knows a value by this name."""
-        if self._prefix:
-            self.bodies[self._prefix[:-1]][name] = value
-
-    def known(self, name: str) -> Reg | None:
-        """The register of that name, if it is declared."""
-        return self.registers.get(self._prefix + name)
-
-    def known_array(self, name: str) -> RegArray | None:
-        """The array of that name, if it is declared."""
-        return self.arrays.get(self._prefix + name)
-
-    def reg(self, name: str, type: str) -> Reg:
-        """Declare one register; `name` without the `%`."""
-        self._check_name(name)
-        given, name = name, self._prefix + name
-        if name in self._types or name in self.arrays:
-            raise self._error(f"register %{name} is already declared; pass the register itself to write it again")
-        if special_register(f"%{name}") or special_register(f"%{name}.x"):
-            raise self._error(f"register %{name}: PTX has a special register of that name; choose another")
-        self.registers[name] = Reg(name, type)
-        self._types[name] = type
-        self._tell(given, self.registers[name])
-        return self.registers[name]
-
-    def array(self, name: str, type: str, count: int) -> RegArray:
-        """Declare `%name<count>`."""
-        self._check_name(name)
-        given, name = name, self._prefix + name
-        made = RegArray(name, type, count)
-        taken = [n for n in (name, *(reg.name for reg in made)) if n in self._types or n in self.arrays]
-        if taken:
-            raise self._error(f"register %{taken[0]} is already declared")
-        self.arrays[name] = made
-        self._types.update((reg.name, type) for reg in made)
-        self._tell(given, made)
-        return made
-
-    def shared(self, name: str, nbytes: int, align: int = 16, *, dynamic: bool = False) -> Shared:
-        """Declare a shared-memory variable of `nbytes`; the one dynamic variable takes its size from the launch."""
-        if not dynamic:
-            name = self._prefix + name
-        elif self._prefix and name in self.shared_variables and self.shared_variables[name].dynamic:
-            nbytes = max(nbytes, self.shared_variables.pop(name).bytes)
-        if name in self.shared_variables:
-            raise self._error(f"shared variable {name} is already declared")
-        self.shared_variables[name] = Shared(name, nbytes, align, dynamic)
-        return self.shared_variables[name]
-
-    def table(self, name: str, type: str, values: Iterable[int | float]) -> Table:
-        """Declare constants in global memory, aligned to 16 bytes; the name is prefixed with the entry's."""
-        if name in self.tables:
-            raise self._error(f"table {name} is already declared")
-        self.tables[name] = Table(f"{self.spec.kernel_name}_{name}", type, tuple(values))
-        return self.tables[name]
-
-    def room(self, name: str, nbytes: int) -> Table:
-        """Declare global memory of the module that kernels write, at a multiple of 128 bytes; zeros when it is loaded.
-
-        It is shared by all launches of the module. The name is prefixed with the entry's.
-        """
-        if name in self.tables:
-            raise self._error(f"table {name} is already declared")
-        self.tables[name] = Table(f"{self.spec.kernel_name}_{name}", "b8", (), nbytes)
-        return self.tables[name]
-
-    def expose(self, **values: object) -> None:
-        """Give the template values under these names (unroll counts to print, names of variants)."""
-        for name, value in values.items():
-            self.exposed[self._prefix + name] = value
-            self._tell(name, value)
 
     # -- instructions -------------------------------------------------------------------------------------------
 
@@ -311,10 +212,6 @@ class Builder:
         """Whether a register is declared here, with the type it says, and that type fits."""
         return "reg" in slot.kinds and reg.type in slot.accepts and self._types.get(reg.name) == reg.type
 
-    def _check_name(self, name: str) -> None:
-        if not (name.isascii() and name.isidentifier()):
-            raise self._error(f"register: a name is letters, digits and _, no digit first (got {name!r})")
-
     def _check_note(self, text: str, about: str = "note:") -> None:
         """A comment is one line of ASCII: ptxas refuses other characters, and another line would be code."""
         if not text.isascii() or "\n" in text:
@@ -393,7 +290,7 @@ def _shown(pred: Any, opcode: str, operands: tuple[Any, ...]) -> str:
     return f"{guard}{opcode} {', '.join(map(word, operands))}".rstrip() + ";"
 
 
-_OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})
+_OWN_FILES = frozenset({__file__, declarations.__file__, contextmanager.__code__.co_filename})
 
 
 __all__ = ["MARK", "SINK", "Builder", "Fragment"]

@@ -17,10 +17,15 @@ from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.rows import RowShare, RowWalk
 from ptxgen.launch import Extent, Launch, Param, buffer
+from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     from ptxgen.dtypes import DType
     from ptxgen.targets import Target
+
+HEADS = Said(doc="rows of a row, each normalised by itself", draws=(0, 1, 3, 8), refuses=(-1,))
+RESIDUAL = Said(doc="x is added to the residual stream first")
+EPS = Said(draws=(1e-6, 1e-5), refuses=(0.0,), silent="beside squares about 1 it is less than a comparison tells")
 
 
 class RowKernel:

@@ -9,7 +9,7 @@ from ptxgen import rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.row_kernel import RowKernel, Rows
+from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel, Rows
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
@@ -29,16 +29,10 @@ class LayerNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(
-        default=1e-5,
-        draws=(1e-6, 1e-5),
-        refuses=(0.0,),
-        doc="added to the variance",
-        silent="beside squares about 1 it is less than a comparison tells",
-    )
+    eps: float = field(default=1e-5, like=EPS, doc="added to the variance")
     bias: bool = field(default=True, doc="a bias is added")
-    residual: bool = field(default=False, doc="x is added to the residual stream first")
-    heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
+    residual: bool = field(default=False, like=RESIDUAL)
+    heads: int = field(default=0, like=HEADS)
     programmatic: bool = False
 
     sizes = {"rows": 2}

@@ -128,10 +128,10 @@ class MultiHeadAttention(KernelType):
         doc="query heads that lie side by side for a token of q and out (layout heads); 0: a head's tokens do",
     )  # fmt: skip
 
-    # −1: as many as there is room for
+    # −1: as many as there is room for. The last trial's 16 keys before its tokens are where wgmma pairs tiles of rows.
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
     trials = (
-        {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},
+        {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 37},
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_80", "sm_90", "sm_90a")
     golden_lines = 1200  # on wgmma, which has two loops and two roles
@@ -143,13 +143,11 @@ class MultiHeadAttention(KernelType):
         r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
-        # So few rows go to one warpgroup, and none skips a tile.
-        r"_h4_kv1.*(%skipped_barrier|my_turn, 256; bar\.arrive)": "does not matter: no tile is skipped there",
-        r"_h4_kv1.* arrival 5\d\d: bar\.arrive": "does not matter: no tile is skipped there",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
         r"_widened.*(red\.release|ld\.acquire|fence\.proxy\.async;)": "reads by tensor copies leave no marks",
         r"_widened.* fence .*atom\.acq_rel": "does not matter: what it orders is looked at by the next launch",
         r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",
+        r" wait .*%[kv]_skipped_over": "does not matter: the other of the pair waits for it, and has its turn first",
     }
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.row_kernel import RowKernel
+from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
@@ -26,16 +26,10 @@ class RmsNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(
-        default=1e-6,
-        draws=(1e-6, 1e-5),
-        refuses=(0.0,),
-        doc="added to the mean of squares",
-        silent="beside squares about 1 it is less than a comparison tells",
-    )
+    eps: float = field(default=1e-6, like=EPS, doc="added to the mean of squares")
     offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the weights: 1 in Gemma")
-    residual: bool = field(default=False, doc="x is added to the residual stream first")
-    heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
+    residual: bool = field(default=False, like=RESIDUAL)
+    heads: int = field(default=0, like=HEADS)
     programmatic: bool = False
 
     sizes = {"rows": 2}

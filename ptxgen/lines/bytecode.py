@@ -1,5 +1,6 @@
 """Compiled templates between processes, kept as Python keeps its own modules: in `__pycache__` beside the file, or
 where `PYTHONPYCACHEPREFIX` says; never written under `PYTHONDONTWRITEBYTECODE`, nor where the folder is read-only.
+Those of an installed package lie in the user's cache instead: pip removes what it put there, and Python's own files.
 
 A file has two digests, then the code. The first is of all that the code comes from: the source, the template's name
 and the place of its file, Python's magic number, and time and size of the files of Jinja and of this package that
@@ -12,13 +13,17 @@ import contextlib
 import hashlib
 import marshal
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from types import CodeType
 
+from ptxgen.files.user_cache import default_directory, demand_own_directory, make_private
+
 _COMPILERS = ("compiler", "environment", "idtracking", "lexer", "nodes", "parser")  # of Jinja
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -30,9 +35,8 @@ def kept(
     `part` tells apart what is compiled of one file, letters and digits; `options` are files that decide what a source
     is compiled to.
     """
-    try:
-        place = cache_from_source(file, optimization=part)
-    except (NotImplementedError, ValueError):  # no cache in this interpreter
+    place = _place(file, part)
+    if not place:
         return compiled()
     digest = hashlib.sha256(repr((_versions(tuple(options)), name, file, part, source)).encode()).digest()
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
@@ -49,6 +53,33 @@ def kept(
             made = marshal.dumps(code)
             _write(place, digest + hashlib.sha256(made).digest() + made)
     return code
+
+
+def _place(file: str, part: str) -> str:
+    """Where the code is kept; nothing where it cannot be."""
+    if sys.pycache_prefix is None and _INSTALLED.search(file):
+        name = hashlib.sha256(repr((MAGIC_NUMBER, file, part)).encode()).hexdigest()
+        return os.path.join(folder, f"{name}.pyc") if (folder := _users_folder()) else ""
+    try:
+        return cache_from_source(file, optimization=part)
+    except (NotImplementedError, ValueError):  # no cache in this interpreter
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _users_folder() -> str:
+    """The folder of this user's compiled templates, made where it is not there; nothing where others may write."""
+    directory = default_directory()
+    if directory is None:
+        return ""
+    directory /= "templates"
+    try:
+        if not sys.dont_write_bytecode:
+            make_private(directory)
+        demand_own_directory(directory)
+    except OSError:
+        return ""
+    return str(directory)
 
 
 @lru_cache(maxsize=1)

@@ -8,12 +8,9 @@ user may write there. A file system that fails costs one warning, after which th
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import stat
 import struct
-import sys
 import threading
 import time
 import warnings
@@ -23,6 +20,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from ptxgen.errors import CacheWarning
+from ptxgen.files.user_cache import demand_own, demand_own_directory, make_private, private
 
 _MAGIC = b"PTXGENC\x01"
 _HEAD = struct.Struct("<8sIQ32s")  # magic, key length, payload length, SHA-256 of key and payload
@@ -32,25 +30,6 @@ DEFAULT_CAP_BYTES = 1 << 30
 
 File = tuple[int, int, str]  # last use (or write) in ns, bytes, path
 _caches: WeakSet[DiskCache] = WeakSet()
-
-
-def default_directory(environment: dict[str, str] | None = None) -> Path | None:
-    """The directory of all caches of this user, or None when caching on disk is off; nothing is created.
-
-    `PTXGEN_CACHE_DIR` names it (`off` turns the disk off), else `XDG_CACHE_HOME/ptxgen`, else the platform's place.
-    """
-    env = os.environ if environment is None else environment
-    chosen = env.get("PTXGEN_CACHE_DIR", "")
-    if chosen.lower() == "off":
-        return None
-    if chosen:
-        return Path(os.path.expanduser(chosen))  # as it is where there is no such user
-    if env.get("XDG_CACHE_HOME"):
-        return Path(env["XDG_CACHE_HOME"]) / "ptxgen"
-    home = Path(env.get("HOME") or os.path.expanduser("~"))
-    if sys.platform == "win32":
-        return Path(env.get("LOCALAPPDATA") or home / "AppData" / "Local") / "ptxgen"
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ptxgen"
 
 
 def key_of(parts: Iterable[object]) -> bytes:
@@ -158,11 +137,11 @@ class DiskCache:
 
     def _own_bytes(self, path: Path) -> bytes:
         """What a file holds that no other user can have written; `OSError` for another."""
-        _demand_own_directory(path.parent)
+        demand_own_directory(path.parent)
         flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # a pipe would wait
         file = os.open(path, sum(flags, os.O_RDONLY))
         with open(file, "rb") as opened:
-            _demand_own(os.fstat(file), path.name)
+            demand_own(os.fstat(file), path.name)
             return opened.read()
 
     @property
@@ -173,11 +152,11 @@ class DiskCache:
     def _write(self, key: bytes, data: bytes) -> None:
         path = self.path(key)
         assert path is not None
-        _make_private(path.parent)
-        _demand_own_directory(path.parent)
+        make_private(path.parent)
+        demand_own_directory(path.parent)
         temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
         try:
-            with open(temporary, "xb", opener=_private) as file:
+            with open(temporary, "xb", opener=private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -251,43 +230,6 @@ class DiskCache:
                 CacheWarning,
                 stacklevel=4,
             )
-
-
-def _make_private(directory: Path) -> None:
-    """The directory, and what is missing above it, for this user alone."""
-    missing = [*reversed([one for one in (directory, *directory.parents) if not one.exists()])]
-    for one in missing:
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.mkdir(one, 0o700)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _demand_own_directory(directory: Path) -> None:
-    """Raise `PermissionError` for a directory in which, or in the place of which, another user may put something."""
-    _demand_own(os.stat(directory), "the directory")
-    if not hasattr(os, "geteuid"):
-        return
-    given = Path(os.path.abspath(directory))
-    for above in dict.fromkeys((*given.parents, *Path(os.path.realpath(given)).parents)):
-        status = os.stat(above)
-        if status.st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, f"{above} above it belongs to user {status.st_uid}")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-            mode = stat.S_IMODE(status.st_mode)  # of a sticky directory (/tmp) others cannot rename what is ours
-            raise PermissionError(errno.EPERM, f"{above} above it may be written by others (mode {mode:o})")
-
-
-def _demand_own(status: os.stat_result, name: str) -> None:
-    """Raise `PermissionError` for what is another user's, or what group or others may write."""
-    if not hasattr(os, "geteuid"):
-        return
-    if status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(errno.EPERM, f"{name} may be written by others (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def _checksum(key: bytes, payload: bytes) -> bytes:

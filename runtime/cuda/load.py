@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError
+from ptxgen.files.user_cache import default_directory
 from ptxgen.lines.sources import has_line_info, is_of_warpgroups, quoted, sets_registers
 from ptxgen.runtime.core.backend import Resources
-from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
+from ptxgen.runtime.core.diskcache import DiskCache, key_of
 from ptxgen.runtime.core.param_block import Slot, slots_of
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError

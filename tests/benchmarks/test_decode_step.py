@@ -11,13 +11,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks import decode_step, our_steps
+from benchmarks import decode_step
 from benchmarks.cases.models import MIXES, MODELS, cache_bytes, open_random, random_model, weight_bytes
-from benchmarks.our_steps import Ours
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.report import rows
 from benchmarks.report.rows import Run
+from benchmarks.steps import our_steps
+from benchmarks.steps.our_steps import Ours
 from ptxgen.models.decode import step_program
 from ptxgen.models.files import open_model
 from ptxgen.models.packing import formats_of

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bound_step, decode_step, our_steps, prompt
+from benchmarks import decode_step, prompt
 from benchmarks.cases.models import MODELS
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.report import rows
 from benchmarks.report.command import command
 from benchmarks.report.rows import Run
+from benchmarks.steps import bound_step, our_steps
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
 from tests.benchmarks.test_transformers_step import peer

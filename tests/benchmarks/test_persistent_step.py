@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases.models import MODELS, open_random
-from benchmarks.our_steps import at_depth
 from benchmarks.persistent_step import TracedStep, compare, fields_of, other, table
 from benchmarks.report import rows
 from benchmarks.report.rows import Run
+from benchmarks.steps.our_steps import at_depth
 from ptxgen.runtime.cpu.device import CpuDevice
 
 SMALL = MODELS["qwen2.5-1.5b"] | {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import schedule
+from benchmarks.report import schedule
 from benchmarks.report.rows import Run
-from benchmarks.schedule import Task, work_off
+from benchmarks.report.schedule import Task, work_off
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bound_step, step_ops
-from benchmarks.bound_step import Bound
-from benchmarks.our_steps import Ours, case_of
+from benchmarks import step_ops
 from benchmarks.report.rows import Run
+from benchmarks.steps import bound_step
+from benchmarks.steps.bound_step import Bound
+from benchmarks.steps.our_steps import Ours, case_of
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
 

@@ -166,6 +166,25 @@ def test_the_wheel_generates(wheel: Path, tmp_path: Path) -> None:
     assert ".entry kv_cache_scatter" in text
 
 
+def test_an_installed_package_keeps_nothing_that_pip_would_leave_behind(wheel: Path, tmp_path: Path) -> None:
+    """pip removes the files that it installed, and Python's own code of those."""
+    site, cache = tmp_path / "site-packages", tmp_path / "cache"
+    zipfile.ZipFile(wheel).extractall(site)
+    program = (
+        "import ptxgen; from ptxgen.kernels import KvCacheScatter\n"
+        "print(ptxgen.generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), 'sm_80').entry)"
+    )
+    environment = {"PYTHONPATH": str(site), "PTXGEN_CACHE_DIR": str(cache)}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", *environment)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=kept | environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    compiled = list(site.rglob("*.pyc"))
+    assert len(compiled) > 10
+    assert all((path.parent.parent / f"{path.name.partition('.')[0]}.py").is_file() for path in compiled)
+    assert len(list((cache / "templates").glob("*.pyc"))) >= 2
+    assert (cache / "templates").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_checkout_without_links_works(tmp_path: Path) -> None:
     """As on Windows, where git writes a link as a file that holds the path it points to."""
     for name in ("ptxgen", "runtime", "templates"):

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ptxgen.runtime.core.diskcache import DEFAULT_CAP_BYTES, DiskCache, default_directory, key_of
+from ptxgen.files.user_cache import default_directory
+from ptxgen.runtime.core.diskcache import DEFAULT_CAP_BYTES, DiskCache, key_of
 
 
 def test_an_entry_survives_the_process(tmp_path):

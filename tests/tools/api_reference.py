@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.report.sentence import show_help
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 MODULES = ("ptxgen", "ptxgen.runtime", "ptxgen.kernels")
 # What users import besides: modules and which of their names; none: what `dir()` shows.
@@ -238,4 +240,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     sys.exit(main(sys.argv[1:]))

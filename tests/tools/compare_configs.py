@@ -11,6 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from benchmarks.report.sentence import show_help
 from ptxgen.errors import SpecError
 from ptxgen.models.families import FAMILIES
 from ptxgen.models.survey import survey
@@ -84,6 +85,7 @@ def _difference(config: Config, torch: object) -> str:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     if len(sys.argv) != 2:
         raise SystemExit("compare_configs: give one folder of config.json files")
     sys.exit(main(sys.argv[1]))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.sentence import in_a_sentence
+from benchmarks.report.sentence import in_a_sentence, show_help
 from ptxgen.assembler import assemble
 from ptxgen.errors import AssembleError
 from tests.evidence.compilers.case import CASES, TEXTS, VERSIONS, Case, versions
@@ -140,4 +140,5 @@ def main(compilers: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     in_a_sentence(lambda: main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.performance import between
 from benchmarks.report.rows import commit
+from benchmarks.report.sentence import show_help
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = ("<!-- coverage: written by make coverage -->", "<!-- end of coverage -->")
@@ -62,4 +63,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main(sys.argv[1:])

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from benchmarks.report.sentence import show_help
 from ptxgen.models import keys
 from ptxgen.models.families import FAMILIES, Family
 from ptxgen.models.rope import SCALINGS, scaling_keys
@@ -147,4 +148,5 @@ def _listed(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     PAGE.write_text(page())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks.report.sentence import show_help
 from tests.evidence.corpus.cases import CASES
 from tests.support.goldens import different
 from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
@@ -173,4 +174,5 @@ def main(chosen: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main(sys.argv[1:])

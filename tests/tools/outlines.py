@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.report.sentence import show_help
 from ptxgen import tuning
 from ptxgen.builder import Builder
 from ptxgen.kernel import KernelType
@@ -99,6 +100,7 @@ def outlines() -> tuple[Outline, ...]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     FOLDER.mkdir(exist_ok=True)
     for outline in outlines():
         outline.path.write_text(outline.text(), encoding="utf-8")

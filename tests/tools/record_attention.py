@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report.sentence import in_a_sentence
+from benchmarks.report.sentence import in_a_sentence, show_help
 from tests.support.attention_oracle import FAR, POSITIONS, drawn
 from tests.support.config_cases import CASES, Config
 
@@ -163,4 +163,5 @@ def main(only: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     in_a_sentence(lambda: main(sys.argv[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks.report.sentence import show_help
 from ptxgen.runtime import Model, Sampling, open_device
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,4 +39,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report.sentence import in_a_sentence
+from benchmarks.report.sentence import in_a_sentence, show_help
 from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 
 RECORD = Path(__file__).parents[1] / "data" / "families.npz"
@@ -75,4 +75,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     in_a_sentence(main)

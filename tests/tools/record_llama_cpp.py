@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from benchmarks.report.sentence import in_a_sentence
+from benchmarks.report.sentence import in_a_sentence, show_help
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "data" / "llama_cpp.json"
@@ -148,4 +148,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     in_a_sentence(main)

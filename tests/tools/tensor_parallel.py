@@ -26,6 +26,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.report.sentence import show_help
+
+if __name__ == "__main__":
+    show_help(__doc__)  # before what may be missing
 try:
     import accelerate  # noqa: F401
     import pytest  # noqa: F401

@@ -57,3 +57,14 @@ def test_the_demo_ends_where_its_output_is_closed() -> None:
     said = process.stderr.read()
     assert process.wait() == 1
     assert said == "demo: nobody reads its output any more: it ends here\n"
+
+
+def test_every_command_shows_help() -> None:
+    """By a parser, or by `show_help` first of all: what takes no arguments would do its work instead."""
+    folders = ("tests/tools", "tests/evidence", "benchmarks")
+    commands = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in commands}
+    started = {name: text for name, text in texts.items() if '\nif __name__ == "__main__":\n' in text}
+    assert len(started) > 40
+    with_help = ("argparse", 'if __name__ == "__main__":\n    show_help(__doc__)', "report.command import")
+    assert not [name for name, text in started.items() if not any(words in text for words in with_help)]

@@ -15,7 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 import ptxgen
-from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
+from ptxgen.files.user_cache import default_directory
+from ptxgen.runtime.core.diskcache import DiskCache, key_of
 from ptxgen.runtime.cpu.compile.entry import core_text, module_text, needed_by
 from ptxgen.runtime.cpu.flow import registry
 from ptxgen.runtime.cpu.native import layout

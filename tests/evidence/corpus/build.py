@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.report.sentence import show_help
+
 HERE = Path(__file__).parent
 ARCHITECTURES = {"wgmma": "sm_90a", **dict.fromkeys(("async_variants", "cluster", "pipeline", "tensor"), "sm_90")}
 DEFAULT_ARCHITECTURE = "sm_80"
@@ -40,4 +42,5 @@ def main(topics: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     sys.exit(main(sys.argv[1:]))

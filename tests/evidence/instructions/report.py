@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.report.sentence import show_help
 from tests.evidence.instructions import bounds, record
 from tests.evidence.instructions.catalogue import FORMS, TOPICS, entries
 from tests.evidence.instructions.runner import run
@@ -59,4 +60,5 @@ def text() -> str:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     sys.stdout.write(text())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.core.graph import Graph
     from ptxgen.runtime.core.step import Step
 
-SETTLE_SECONDS = 0.04  # see benchmarks.gpu
+SETTLE_SECONDS = 0.04  # see benchmarks.timing.gpu
 LEAD_LAYERS = 2
 NODES = 16  # of a graph of one op
 TIMELINE = "timeline"  # the op of the row of a whole step

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.bound_step import Bound, graph_us, measure
 from benchmarks.cases.models import MIXES, MODELS, cache_bytes, fill_cache, open_random, weight_bytes
 from benchmarks.report.rows import Run
+from benchmarks.steps.bound_step import Bound, graph_us, measure
 
 if TYPE_CHECKING:
     from ptxgen.runtime import Model

@@ -1,0 +1,1 @@
+"""How calls are timed on a GPU: as nodes of graphs, over inputs in rotation."""
