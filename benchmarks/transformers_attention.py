@@ -5,7 +5,7 @@ python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
 the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation. "in place": the same
-over a `growing_cache` of ours, of all implementations. "prompt": a whole prompt at once, up to 2^18 tokens. Of each
+over a `growing_cache` of ours, of all implementations. "prompt": a whole prompt at once, up to 2^20 tokens. Of each
 case all implementations run in the same process, in turns; "ours / best" is the median of the turns' own quotients (of
 runs of before November 24, 2026: the quotient of medians, each implementation's measurements one after the other).
 
@@ -37,7 +37,9 @@ STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
 LONGEST = 0.08
 LEAST, MOST = 2, 12  # rounds of a case
 LONG = {"graph": 0.6, "eager": 2.0, "in place": 1.0, "prompt": 2.0}  # seconds after which no two more are begun
-MOST_PROMPT = 1 << 18  # tokens
+MANY_TOKENS = 1 << 17  # of a prompt: as many are not read once before they are measured, a short prompt is
+SHORT = 512  # positions of that
+LONG_TURN = 10.0  # seconds of a turn of all after which they are not measured in the other order
 RATE = 1e5  # of them a second, about: what a case takes is judged by it
 ROOM = 64  # positions behind the depth
 DEVICE = "cuda"
@@ -149,12 +151,18 @@ def prompt(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator
 
     fa2.keys = 0  # type: ignore[attr-defined]
     ids = torch.randint(2, 1000, (batch, depth), device=DEVICE)
+
+    def begin(impl: str) -> None:
+        model.set_attn_implementation(impl)
+        if ids.numel() >= MANY_TOKENS:
+            model(ids[:, :SHORT], use_cache=True, logits_to_keep=1)
+
     for impl in impls:
-        yield partial(model, ids, use_cache=True, logits_to_keep=1), partial(model.set_attn_implementation, impl)
+        yield partial(model, ids, use_cache=True, logits_to_keep=1), partial(begin, impl)
 
 
-def timer(step: Callable[[], object], rewind: Callable[[], object]) -> Callable[[], float]:
-    """What measures the seconds of a step, as the mean of up to `STEPS` of them; it has run."""
+def timer(step: Callable[[], object], rewind: Callable[[], object], *, once: bool = False) -> Callable[[], float]:
+    """What measures the seconds of a step, as the mean of up to `STEPS` of them, which has run; or `once`, of one."""
     import torch
 
     def measured(steps: int) -> float:
@@ -166,6 +174,8 @@ def timer(step: Callable[[], object], rewind: Callable[[], object]) -> Callable[
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / steps
 
+    if once:
+        return partial(measured, 1)
     first = measured(1)
     each = first if first > 20 * LONGEST else measured(1)
     return partial(measured, max(1, min(STEPS, int(LONGEST / each))))
@@ -179,8 +189,12 @@ def alternated(timers: Mapping[str, Callable[[], float]], long: float) -> dict[s
     for number in range(0, MOST, 2):
         if number >= LEAST and time.perf_counter() - began > long:
             break
-        for impl in (*timers, *reversed(list(timers))):
-            found[impl].append(timers[impl]())
+        for impl, measured in timers.items():
+            found[impl].append(measured())
+        if time.perf_counter() - began > LONG_TURN:
+            break
+        for impl, measured in reversed(timers.items()):
+            found[impl].append(measured())
     return found
 
 
@@ -229,12 +243,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
         with torch.no_grad():
             profiled(model, *(int(part) for part in size.split("x")))
     sizes = sorted(((depth, batch) for depth in given.depth or DEPTHS for batch in BATCHES), key=math.prod)
-    cases = [
-        (kind, *size)
-        for kind in given.kind or KINDS
-        for size in sizes
-        if kind != "prompt" or math.prod(size) <= MOST_PROMPT
-    ]
+    cases = [(kind, *size) for kind in given.kind or KINDS for size in sizes]
     tasks = []
     for kind, depth, batch in cases:
 
@@ -243,7 +252,9 @@ def measure(run: Run, given: argparse.Namespace) -> None:
             tokens = batch * (depth if kind == "prompt" else 1)
             with torch.no_grad():
                 ready = KINDS[kind](model, IMPLS, depth, batch)
-                found = alternated({impl: timer(*of) for impl, of in zip(IMPLS, ready, strict=True)}, LONG[kind])
+                once = kind == "prompt" and tokens >= MANY_TOKENS
+                timers = {impl: timer(*of, once=once) for impl, of in zip(IMPLS, ready, strict=True)}
+                found = alternated(timers, LONG[kind])
             for impl, seconds in found.items():
                 middle = statistics.median(seconds)
                 more = {} if impl != IMPLS[0] else {"ahead": ahead(found) or 0.0}
@@ -251,9 +262,15 @@ def measure(run: Run, given: argparse.Namespace) -> None:
                 print(case, impl, row["us"], "us", row["tokens_per_s"], "tokens/s", flush=True)
             torch.cuda.empty_cache()
 
-        passes = depth * batch * 3 * len(IMPLS) / RATE if kind == "prompt" else 0.0
+        passes = tokens_read(depth, batch) * len(IMPLS) / RATE if kind == "prompt" else 0.0
         tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, "all", work, seconds=4.0 + passes))
     work_off(run, tasks, ends)
+
+
+def tokens_read(depth: int, batch: int) -> int:
+    """Of a prompt in all, by one implementation."""
+    tokens = depth * batch
+    return tokens * (3 if tokens < MANY_TOKENS else 2 if tokens * len(IMPLS) / RATE < LONG_TURN else 1)
 
 
 def rates(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:

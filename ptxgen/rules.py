@@ -15,6 +15,9 @@ __all__ = ["Bounds", "OneOf", "between", "divides", "multiple_of", "one_of", "so
 SOFTMAX_FACTORS = (1e-18, 1e18)
 
 
+FARTHEST = 1 << 16  # from a value that a nearest one is looked for
+
+
 class Bounds(str):
     """The reason that `between` and `multiple_of` give; `low`, `high` and `step` are what would be legal."""
 
@@ -52,7 +55,8 @@ def divides(field: str, value: int, other: str, whole: int) -> Iterator[str]:
     """`value` divides `whole`."""
     if value < 1 or whole < 1 or whole % value == 0:
         return
-    nearest = min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: (abs(d - value), d))
+    around = (d for far in range(1, min(value, FARTHEST)) for d in (value - far, value + far))
+    nearest = next((d for d in around if whole % d == 0), 1)
     yield f"{other}: must be a multiple of {field} (got {other}={whole}, {field}={value}; nearest {field}: {nearest})"
 
 

@@ -7,7 +7,7 @@ shapes on one stream share scratch memory, also where they are captured: do not 
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -222,7 +222,7 @@ def _launch(
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
             _bound[key] = prepared
-    prepared.launch(addresses, (scalars or {}).values(), index, stream)
+    prepared.launch([*addresses, *(scalars or {}).values()], index, stream)
     return prepared
 
 
@@ -238,19 +238,19 @@ class _Prepared:
         step.update(**{name: t.data_ptr() for name, t in tensors.items()})  # addresses alone: no tensor is kept alive
         self.bound = step.launches[0]
         index = {param.name: i for i, param in enumerate(spec.params())}
-        self._pointers = [self.bound.block.number(index[name]) for name in tensors]
-        self._scalars = [self.bound.block.number(index[name]) for name in scalars]
+        self._write = self.bound.block.writer([index[name] for name in (*tensors, *scalars)])
 
-    def launch(self, addresses: Iterable[int], scalars: Iterable[int], index: int, stream: int) -> None:
-        """With tensors at these addresses, in the order of the first ones (what is left out stays as it was), and
-        scalars within the capacities, on a stream of the device `index`."""
+    def launch(self, values: Sequence[int], index: int, stream: int) -> None:
+        """With tensors at these addresses, in the order of the first ones, and behind them scalars within the
+        capacities, on a stream of the device `index`."""
         if _is_capturing(index) and self.bound not in _captured:
             _captured.append(self.bound)
+        self.launch_uncaptured(values, stream)
+
+    def launch_uncaptured(self, values: Sequence[int], stream: int) -> None:
+        """The same on a stream that is not being captured."""
         with _lock:  # another thread may launch the same on this stream
-            for number, value in zip(self._pointers, addresses, strict=False):
-                number.value = value
-            for number, value in zip(self._scalars, scalars, strict=True):
-                number.value = value
+            self._write(values)
             self.bound.launch(stream)
 
 

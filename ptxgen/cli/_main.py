@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from ptxgen import __version__
+from ptxgen.cli._output import printable
 from ptxgen.errors import CacheWarning, ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
@@ -119,5 +120,5 @@ def _complain(text: str, code: int) -> int:
     """One sentence on stderr; the lines of a message with several reasons are joined, those of a list as a list."""
     sentence = "; ".join(line.strip() for line in text.splitlines() if line.strip())
     sentence = sentence.replace(":; ", ": ").replace(",; ", ", ")
-    print(f"ptxgen: {sentence}", file=sys.stderr)
+    print(printable(f"ptxgen: {sentence}"), file=sys.stderr)
     return code

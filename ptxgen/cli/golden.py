@@ -96,6 +96,9 @@ def update(goldens: Goldens, init: bool) -> None:
 
     Refused where CI is set, and for a directory that holds no goldens (unless --init).
     """
+    there = next(path for path in (goldens.root, *goldens.root.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise click.UsageError(f"--root: must be a directory, or a new one's name (got {goldens.root})")
     if not init:
         _must_hold(goldens)
     changed, removed = goldens.update(init=init)

@@ -214,7 +214,7 @@ def _family(config: dict[str, object], source: str) -> Family:
         return FAMILIES[str(name)]
     read_somewhere = frozenset(key for family in FAMILIES.values() for key in family.keys)
     said = f"{source}: model_type: must be one of {', '.join(FAMILIES)} (got {brief(name)})"
-    for reason in keys.refusals(config, read_somewhere, keys.CHANGES, None):
+    for reason in keys.refusals(config, read_somewhere, keys.ANYWHERE, None):
         raise SpecError(f"{source}: {reason}, in a model of type {brief(name)}")
     raise SpecError(said)
 

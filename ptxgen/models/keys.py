@@ -52,7 +52,7 @@ _BIDIRECTIONAL = Key("attention here is causal", (False,))
 _WINDOW = Key("this family has no sliding window")
 _SCALE = Key("this family does not scale scores by it")
 _THETA = Key("this family states its RoPE base otherwise")
-_PART = Key("this family states otherwise which part of a head rotates", (1.0, 1))
+_PART = Key("this family states otherwise which part of a head rotates", (1.0, 1), twin="partial_rotary_factor")
 _NO_ROPE = Key("every layer of this family rotates", (0, []))
 _OTHER_LAYERS = Key("layers other than attention are not covered")
 _SPARSE = Key("attention to chosen positions only has no kernels here", (False, 0))
@@ -120,6 +120,8 @@ CHANGES: Mapping[str, Key] = {
     "is_encoder_decoder": _CROSS, "add_cross_attention": _CROSS, "cross_attention_layers": _CROSS,
     "differential_attention": Key("differences of attentions are not covered", (False,)),
 }  # fmt: skip
+
+ANYWHERE: Mapping[str, Key] = {name: key for name, key in CHANGES.items() if "this family" not in key.why}
 
 
 def _style(halves: bool) -> dict[str, Key]:

@@ -166,6 +166,7 @@ def _dynamic(a: _Asked) -> RopeSettings:
             f"max_position_embeddings={a.trained_max_len}; --max-len {a.trained_max_len} would work "
             f"(got {a.max_len} positions)"
         )
+    a.scaling.number("factor")  # as transformers asks for it
     return RopeSettings(a.theta, a.rotary_dim)
 
 
@@ -181,6 +182,7 @@ def _yarn(a: _Asked) -> RopeSettings:
     """Frequencies that turn often within the original context stay, slow ones are divided (arXiv 2309.00071, §3.2).
     The range between is of whole pairs, unless `truncate` is false."""
     original = a.original_max_len
+    a.scaling.number("factor")  # is asked for also where the original context gives it
     factor = a.stretch
     fast, slow = a.scaling.number("beta_fast", 32.0), a.scaling.number("beta_slow", 1.0)
 

@@ -36,7 +36,7 @@ def attention(
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     (attention_mask, window), cap = opened(attention_mask, sliding_window or 0), softcap or 0.0
-    reason = unfit(query, key, value, attention_mask, dropout, scale, position_bias)
+    reason = unfit(query, key, value, attention_mask, dropout, scale, position_bias, s_aux)
     if reason:
         warn_once(f"ptxgen attention: {reason}; this runs through sdpa")
         mask = attention_mask
@@ -44,21 +44,8 @@ def attention(
             mask = visible(mask, query.shape[2], key.shape[2], window, causal, query)
         return _in_torch(query, key, value, mask, dropout, scale, cap, s_aux, position_bias), None
     run = attend if torch.compiler.is_compiling() else attend_now
-    sinks = None if s_aux is None else sinks_of(module, s_aux)
+    sinks = None if s_aux is None else s_aux.float()  # by each call, so that a graph's replay takes what they are then
     return run(query, key, value, attention_mask, sinks, scale, cap, window, causal), None
-
-
-def sinks_of(module: Any, sinks: Tensor) -> Tensor:
-    """A layer's sinks in f32, kept until they change; tensors of `inference_mode`, of which torch does not say whether
-    they changed, are converted in every call. Writes into `sinks.data` are not seen."""
-    if sinks.dtype == torch.float32 or torch.compiler.is_compiling() or sinks.is_inference():
-        return sinks.detach().float()
-    kept: Any = getattr(module, "_ptxgen_sinks", None)
-    state = sinks._version, sinks.data_ptr(), sinks.device
-    if kept is None or kept[0] is not sinks or kept[1] != state:
-        kept = module._ptxgen_sinks = (sinks, state, sinks.detach().float())
-    found: Tensor = kept[2]
-    return found
 
 
 def warn_once(message: str) -> None:
@@ -69,8 +56,9 @@ def warn_once(message: str) -> None:
 
 
 def unfit(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, bias: Tensor | None
-) -> str:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, bias: Tensor | None,
+    sinks: Tensor | None = None,
+) -> str:  # fmt: skip
     """Why the kernels cannot compute this; empty where they can."""
     dim = query.shape[-1]
     if dim % 8 or dim > most_head_dim():
@@ -87,7 +75,7 @@ def unfit(
         return "there is no position bias in the kernels (got one)"
     if dropout:
         return f"there is no dropout in the kernels (got {dropout})"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, sinks)):
         return "nothing is differentiable in the kernels (got tensors that need gradients)"
     if scale <= 0:
         return f"the scale must be above 0 (got {scale})"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,13 +29,12 @@ def _stream(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
-def again(site: tuple[Any, ...], tensors: Iterable[Tensor], scalars: Iterable[int]) -> bool:
-    """Launch as a call before did, over these tensors; whether there was one."""
+def again(site: tuple[Any, ...], tensors: Iterable[Tensor], scalars: Iterable[int]) -> _Prepared | None:
+    """Launch as a call before did, over these tensors; what was launched, None where there was none."""
     prepared = _sites.get(site)
-    if prepared is None:
-        return False
-    prepared.launch([tensor.data_ptr() for tensor in tensors], scalars, *site[-2:])
-    return True
+    if prepared is not None:
+        prepared.launch([*(tensor.data_ptr() for tensor in tensors), *scalars], *site[-2:])
+    return prepared
 
 
 def remember(site: tuple[Any, ...], launched: _Prepared | None) -> None:
@@ -44,6 +43,63 @@ def remember(site: tuple[Any, ...], launched: _Prepared | None) -> None:
         if len(_sites) >= MOST_SITES:
             _sites.clear()
         _sites[site] = launched
+
+
+class Repeat(NamedTuple):
+    """A decoding call that was launched over its tensors as they lie: what the next layer's repeats.
+
+    `tensors` and `scalars` stand behind query, key, value and out among the arguments; `reach`: elements that keys and
+    values must have from where they begin, 0 where that is all they are.
+    """
+
+    prepared: _Prepared
+    tensors: tuple[Any, ...]  # they keep their memory
+    numbers: tuple[int, ...]
+    reach: int
+
+
+_repeats: dict[tuple[Any, ...], Repeat] = {}
+
+
+def kind_of(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Any, ...]:
+    """All that decides which launch serves a decoding call, and whether it may, but where its tensors lie. The stream
+    is last."""
+    device = query.device
+    return (
+        query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype,
+        value.dtype, key.device, value.device, *options, device, _stream(device),
+    )  # fmt: skip
+
+
+def repeated(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor | None:
+    """The result `[batch, 1, heads, dim]` of a call with one query a sequence, no bounds and no sinks, that is like one
+    before in all but addresses, which is nearly every layer's but the first: nothing else is looked at again. None
+    where none was, and while a graph is captured."""
+    if query.device.type != "cuda":
+        return None
+    kind = kind_of(query, key, value, *options)
+    found = _repeats.get(kind)
+    addresses = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if found is None or (addresses[0] | addresses[1] | addresses[2]) & 15 or _is_capturing(kind[-2].index):
+        return None
+    if found.reach and not (held(key) >= found.reach <= held(value)):
+        return None
+    shape = query.shape
+    out = query.new_empty((shape[0], 1, shape[1], shape[3]))
+    found.prepared.launch_uncaptured((*addresses, out.data_ptr(), *found.numbers), kind[-1])
+    return out
+
+
+def repeat(kind: tuple[Any, ...], found: Repeat) -> None:
+    """For `repeated`: those of caches that grow are soon of no use, and are forgotten together."""
+    if len(_repeats) >= MOST_SITES:
+        _repeats.clear()
+    _repeats[kind] = found
+
+
+def held(x: Tensor) -> int:
+    """Elements of a tensor's memory from where it begins."""
+    return int(x.untyped_storage().nbytes() // x.itemsize - x.storage_offset())
 
 
 def capacity(rows: int) -> int:

@@ -9,6 +9,7 @@
 """
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,22 @@ from torch import Tensor
 
 from ptxgen.errors import SpecError
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
-from ptxgen.torch import _kind, _launch
+from ptxgen.torch import _is_capturing, _kind, _launch, _Prepared
 from ptxgen.torch_pages import attend as attend_paged
 from ptxgen.torch_pages import made
-from ptxgen.transformers.launches import again, capacity, constant, remember, same_ends, site_of
+from ptxgen.transformers.launches import (
+    Repeat,
+    again,
+    capacity,
+    constant,
+    held,
+    kind_of,
+    remember,
+    repeat,
+    repeated,
+    same_ends,
+    site_of,
+)  # fmt: skip
 
 MOST_HEADS = 1024  # of MultiHeadAttention
 ALL = (1 << 31) - 1  # an end behind all keys
@@ -77,18 +90,28 @@ def attend_now(
     """`attend` without torch's dispatcher."""
     if sinks is not None and sinks.requires_grad:
         sinks = sinks.detach()
+    plain = bounds is None and sinks is None and query.shape[2] == 1
+    if plain:
+        found = repeated(query, key, value, scale, soft_cap, window)
+        if found is not None:
+            return found
     check(query, key, value, bounds, sinks)
     out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
     if not out.numel():
         return out
+    given = query, key, value
     query, key, value = aligned(query), aligned(key), aligned(value)
     sinks = None if sinks is None else aligned(sinks)
-    window = 0 if window >= key.shape[2] else window
     pitch = pitch_of(key, value)
     if not pitch:
         key, value, pitch = key.contiguous(), value.contiguous(), key.shape[2]
+    options = scale, soft_cap, window
+    window = 0 if window >= key.shape[2] else window
     if query.shape[2] == 1:
-        _decode(out, query, key, value, pitch, bounds, sinks, scale, soft_cap, window)
+        launched = _decode(out, query, key, value, pitch, bounds, sinks, scale, soft_cap, window)
+        as_given = query is given[0] and key is given[1] and value is given[2] and query.is_contiguous()
+        if launched is not None and plain and as_given:
+            repeat(kind_of(*given, *options), launched)
     elif bounds is None and query.shape[0] * query.shape[1] <= MOST_HEADS:
         _prefill_all(out, query, key, value, pitch, sinks, scale, soft_cap, window, causal)
     else:
@@ -135,9 +158,7 @@ def pitch_of(key: Tensor, value: Tensor) -> int:
         return 0
     if (heads > 1 and strides[1] != pitch * dim) or (batch > 1 and strides[0] != heads * pitch * dim):
         return 0
-    count = batch * heads * pitch * dim
-    held = (x.untyped_storage().nbytes() // x.itemsize - x.storage_offset() for x in (key, value))
-    return int(pitch) if count <= min(held) else 0
+    return int(pitch) if batch * heads * pitch * dim <= min(held(key), held(value)) else 0
 
 
 def whole(x: Tensor, pitch: int) -> Tensor:
@@ -157,8 +178,9 @@ def _decode(
     scale: float,
     soft_cap: float,
     window: int,
-) -> None:
-    """One query a sequence. A call like one before on its stream only writes addresses: time on the host counts."""
+) -> Repeat | None:
+    """One query a sequence. A call like one before on its stream only writes addresses: time on the host counts. On a
+    GPU what a call repeats that is alike."""
     rows = key.shape[2]
     width = 0 if bounds is None else bounds.shape[-1]
     if width == 1 and pitch != rows:
@@ -178,8 +200,10 @@ def _decode(
         tensors += [constant(device, batch, ALL) if pitch == rows else same_ends(device, batch, rows)]
     alike = (query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window)
     site = site_of(device, "decode", *alike)
-    if again(site, tensors, scalars):
-        return
+    rest = tuple(tensors[4:])
+    repeat_of = partial(_repeat, device, rest, scalars, 0 if pitch == rows else batch * key.shape[1] * pitch * dim)
+    if (launched := again(site, tensors, scalars)) is not None:
+        return repeat_of(launched)
     spec = made(
         IncrementalAttention,
         max_len=max_len,
@@ -208,6 +232,17 @@ def _decode(
         growing = ("k_cache", "v_cache", *(("starts", "seq_lens") if bounds is None else ()))
         launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": pitch}, growing)
     remember(site, launched)
+    return repeat_of(launched)
+
+
+def _repeat(
+    device: torch.device, rest: tuple[Any, ...], scalars: tuple[int, ...], reach: int, launched: _Prepared | None
+) -> Repeat | None:
+    """What a call repeats, of a launch over these tensors behind query, key, value and out; nothing where there is no
+    GPU, and of a graph that is captured, whose tensors are its own."""
+    if launched is None or device.type != "cuda" or _is_capturing(device.index):
+        return None
+    return Repeat(launched, rest, (*(x.data_ptr() for x in rest), *scalars), reach)
 
 
 def _prefill_all(
@@ -232,7 +267,7 @@ def _prefill_all(
     scalars = {"q_len": queries, "kv_len": keys, "q_rows": queries, "kv_rows": pitch}
     site = site_of(query.device, "prefill", query.shape, key.shape, pitch, query.dtype, sinks is None, scale, soft_cap,
                    window, causal)  # fmt: skip
-    if not again(site, tensors.values(), scalars.values()):
+    if again(site, tensors.values(), scalars.values()) is None:
         spec = made(
             MultiHeadAttention,
             head_dim=dim,

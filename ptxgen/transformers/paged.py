@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ptxgen.errors import SpecError
-from ptxgen.transformers.attention import sinks_of, unfit
+from ptxgen.transformers.attention import unfit
 from ptxgen.transformers.launches import capacity
 from ptxgen.transformers.operators import attend_pages, attend_pages_now
 
@@ -61,7 +61,7 @@ def paged_attention(
         packed = cache.update(key, value, index, read_index, write_index)
         (k, v), table = _as_pages(packed, ends, rows)
     tokens = query.transpose(1, 2)[0]
-    sinks = None if s_aux is None else sinks_of(module, s_aux)
+    sinks = None if s_aux is None else s_aux.float()
     run = attend_pages if torch.compiler.is_compiling() else attend_pages_now
     single = max_seqlen_q == 1 and tokens.shape[0] == table.shape[0]
     lengths = ends[1:] - ends[:-1]

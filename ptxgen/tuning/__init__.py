@@ -58,7 +58,8 @@ class Choice:
     `mergers`: at most so many CTAs merge the splits of a unit, a part of the output each: the last to start. 0: one
     does, the last to leave its record.
     `room`: CTAs of a batch that run at the same time; its units are split so that these, or whole multiples of them,
-    are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more.
+    are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more. `rounds`: 1: splits that are
+    due to `split_positions` are so many that they, too, fill whole multiples of `room`.
     """
 
     warps: int = _bounds(1, 32)
@@ -69,6 +70,7 @@ class Choice:
     stages: int = _bounds(0, 64, default=0)
     mergers: int = _bounds(0, 16, power=True, default=0)
     room: int = _bounds(0, 1 << 20, default=0)
+    rounds: int = _bounds(0, 1, default=0)
 
 
 @dataclass(frozen=True)

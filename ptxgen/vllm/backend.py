@@ -185,7 +185,7 @@ class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[misc]
         self.window, self.soft_cap = sliding_window or 0, logits_soft_cap or 0.0
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        self.sinks = None if sinks is None else sinks.float()
+        self.sinks = sinks  # their values are loaded later
         self.invariant = bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
 
     def forward(
@@ -208,12 +208,13 @@ class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:
             return output.zero_()
         tokens, shape = attn_metadata.num_actual_tokens, (-1, self.num_heads, self.head_size)
+        sinks = None if self.sinks is None else self.sinks.float()
         k, v = self._planes(kv_cache)
         if self.kv_sharing_target_layer_name is None and key is not None:
             append(key[:tokens], value[:tokens], k, v, attn_metadata.slot_block, attn_metadata.slot_row)
         attend(
             query[:tokens].view(shape), k, v, output[:tokens].view(shape), attn_metadata.block_table,
-            attn_metadata.query_start_loc, attn_metadata.seq_lens, self.sinks, scale=self.scale,
+            attn_metadata.query_start_loc, attn_metadata.seq_lens, sinks, scale=self.scale,
             soft_cap=self.soft_cap, window=self.window, single=attn_metadata.single, invariant=self.invariant,
         )  # fmt: skip
         return output

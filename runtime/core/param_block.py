@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ptxgen.nodes import Variable
 
 _NUMBERS: Mapping[int, Any] = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
+_CODES = {4: "I", 8: "Q"}  # of `struct`
 
 
 class Slot(NamedTuple):
@@ -46,6 +48,33 @@ class ParamBlock:
         """One parameter of 4 or 8 bytes as a C number: what its `value` is given is in the next launch, unchecked."""
         slot = self.slots[index]
         return _NUMBERS[slot.size].from_address(self.address + slot.offset)
+
+    def writer(self, indices: Sequence[int]) -> Callable[[Sequence[int]], None]:
+        """What writes these parameters of 4 or 8 bytes, given a number for each in this order: those that lie side by
+        side together, since time on the host counts. A number of more bytes is a `struct.error`."""
+        runs: list[list[int]] = []
+        for at in sorted(range(len(indices)), key=lambda at: self.slots[indices[at]].offset):
+            slot = self.slots[indices[at]]
+            before = self.slots[indices[runs[-1][-1]]] if runs else None
+            if before is None or before.offset + before.size != slot.offset:
+                runs.append([])
+            runs[-1].append(at)
+        memory = memoryview(self._bytes).cast("B")
+        start = self.address - ctypes.addressof(self._bytes)
+        parts = [
+            (
+                struct.Struct("=" + "".join(_CODES[self.slots[indices[at]].size] for at in run)).pack_into,
+                start + self.slots[indices[run[0]]].offset,
+                run,
+            )
+            for run in runs
+        ]
+
+        def write(numbers: Sequence[int]) -> None:
+            for pack, offset, run in parts:
+                pack(memory, offset, *[numbers[at] for at in run])
+
+        return write
 
     def tobytes(self) -> bytes:
         """The whole block."""

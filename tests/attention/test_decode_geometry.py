@@ -14,6 +14,7 @@ from ptxgen.attention.decode.loops.mma.registers import left_for_loads
 from ptxgen.attention.decode.loops.simt import loop as simt
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
+from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
@@ -69,6 +70,27 @@ def test_long_and_short_sequences_among_many_units(device: Device) -> None:
     given["seq_lens"] = np.array([8000, 0, 900], np.int32)
     poison(one, given)
     trial(one, device, target="sm_90", arguments=given, batch=3).require()
+
+
+ROUNDS = Choice(warps=4, cluster=1, grid=20, in_flight=2, split_positions=128, mergers=1, room=20, rounds=1)
+
+
+def test_splits_of_long_sequences_fill_whole_rounds() -> None:
+    with using(fixed(ROUNDS)):
+        launch = spec(max_len=640, head_dim=64, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
+    # of 5 splits at least: 10, 20, 30, 40 and 60 CTAs, of which those of 30 are in two rounds of 20
+    assert [launch.at({"batch": batch}).grid[0] for batch in (1, 2, 3, 4, 6)] == [10, 5, 6, 5, 5]
+
+
+@pytest.mark.parametrize("batch", [3, 5])
+def test_lengths_among_whole_rounds(batch: int) -> None:
+    with using(fixed(ROUNDS)):
+        one = spec(max_len=640, head_dim=64, n_kv_heads=2, batched=True)
+        for mode in ("check", "random"):
+            given = one.example(np.random.default_rng(8), batch=batch)
+            given["seq_lens"] = np.array([640, 0, 17, 300, 640][:batch], np.int32)
+            poison(one, given)
+            trial(one, CpuDevice(mode), target="sm_90", arguments=given, batch=batch).require()
 
 
 @pytest.mark.parametrize("batch", [1, 5])

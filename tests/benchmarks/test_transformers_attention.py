@@ -44,6 +44,14 @@ def test_a_rising_clock_meets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {len(seconds) for seconds in alternated({"ptxgen": lambda: 1.0}, 5.0).values()} == {LEAST}
 
 
+def test_a_turn_that_takes_long_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    found = alternated({impl: lambda: 1.0 for impl in ("ptxgen", "sdpa")}, 1e9)
+    assert found == {"ptxgen": [1.0], "sdpa": [1.0]}
+    assert ahead(found) == 1.0
+
+
 def test_the_turns_quotient_is_shown() -> None:
     case = {"kind": "prompt", "depth": 512, "batch": 8}
     rows = [

@@ -169,6 +169,123 @@ MISTAKES = [
     ("list nonesuch", "kernel type: must be one of activation, advance"),
     ("record", "ptxgen record: names no kernel"),
 ]  # fmt: skip
+MORE_MISTAKES = [
+    ("generate {A} --target", "Option '--target' requires an argument."),
+    ("generate {A} --target sm_80,sm_90", "target: must be one of sm_70, sm_72, sm_75, sm_80, sm_86, sm_87, sm_88, "),
+    ("generate {A} --target sm_80 -o loop/x.ptx", "loop: File exists"),
+    (
+        "generate {I} --n-heads 4 --n-kv-heads 2 --window -1 --target sm_90",
+        "IncrementalAttention.window: must be from 0 to 64 (got -1; nearest: 0)",
+    ),
+    (
+        "generate {I} --n-heads 4 --n-kv-heads 2 --soft-cap nan --target sm_90",
+        "IncrementalAttention.soft_cap: must be a positive number from 1e-18 to 1",
+    ),
+    (
+        "generate {I} --n-heads 4 --n-kv-heads 2 --scale 0 --target sm_90",
+        "IncrementalAttention.scale: must be a number of magnitude from 1e-18 to ",
+    ),
+    (
+        "generate {I} --n-heads 4 --n-kv-heads 2 --kv-dtype f8 --target sm_90",
+        "IncrementalAttention.kv_dtype: must be one of f32, f16, bf16, e4m3, s8 (",
+    ),
+    (
+        "generate {I} --n-heads 99999999999999999999 --n-kv-heads 2 --target sm_90",
+        "IncrementalAttention.n_heads: must be from 1 to 4096 (got 99999999999999",
+    ),
+    ("generate {I} --n-heads 4 --n-kv-heads 2 --batched maybe --target sm_90", "Got unexpected extra argument (maybe)"),
+    (
+        "generate rope --head-dim 64 --n-heads 2 --n-kv-heads 1 --theta -1 --target sm_80",
+        "Rope.theta: must be from 1.0 to 1000000000000.0 (got -1.0; nearest: 1.0)",
+    ),
+    (
+        "generate gemv --n 64 --k 100 --weights q4_k --target sm_80",
+        "Gemv.k: must be a multiple of 256 from 256 to 131072 (got 100; nearest: ",
+    ),
+    (
+        "generate packed-gemm --n 64 --k 256 --tokens 9 --target sm_90a",
+        "PackedGemm.tokens: must be one of 8, 16, 32, 64, 96, 112, 128, 192, 256 ",
+    ),
+    (
+        "generate packed-gemm --n 64 --k 256 --tokens 8 --target sm_90",
+        "PackedGemm.target: must be sm_90a or later (got sm_90; nearest: sm_90a)",
+    ),
+    ("generate activation layer-norm --dim 64 --target sm_80", "Got unexpected extra argument (layer-norm)"),
+    (
+        "generate --config small.json {A} --target sm_80 -o o1",
+        "generate: name a kernel type or give --config, not both",
+    ),
+    ("generate --config small.json --dim 64 --target sm_80 -o o1", "No such option '--dim'."),
+    (
+        "generate --config small.json --target sm_80 -o o1 --batch 1.5",
+        "Invalid value for '--batch': '1.5' is not a valid integer range.",
+    ),
+    (
+        "generate --config small.json --target sm_80 -o o1 --max-len 99999999999",
+        "RopeKvAppend.max_len: must be from 1 to 1073741824 (got 99999999999; nea",
+    ),
+    ("generate --config loop --target sm_80 -o o1", "loop: Too many levels of symbolic links"),
+    (
+        "generate --config utf16.json --target sm_80 -o o1",
+        "utf16.json: must be a text file with JSON (got bytes that are not UTF-8)",
+    ),
+    (
+        "generate --config deep.json --target sm_80 -o o1",
+        "deep.json: must be JSON of a sane size (maximum recursion depth exceeded",
+    ),
+    ("run {A} --device cpu --size rows=-5", "Activation.rows: must be from 1 to 2147483647 (got -5)"),
+    ("run {A} --device cpu --size =5", "Activation: sizes are rows (got )"),
+    ("run {A} --device cpu --size rows=99999999999", "Activation.rows: must be from 1 to 2147483647 (got 99999999999)"),
+    ("run {A} --device cpu --inputs nanx.npz", "nanx.npz: x: must be float32 [2, 64] (got complex64 [2, 64])"),
+    ("run {A} --device cuda:-1", 'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got \'cu'),
+    ("export --config small.json --target sm_80 -o small.json", "small.json/manifest.json: Not a directory"),
+    ("export --target sm_80 -o o2", "export: name a kernel type (see `ptxgen list`), or give --config or --mo"),
+    ("golden update --init --root file", "--root: must be a directory, or a new one's name (got file)"),
+    ("golden update --init --root file/x", "--root: must be a directory, or a new one's name (got file/x)"),
+    ("verify good.ptx nonesuch.ptx", "nonesuch.ptx: no such file or directory"),
+    ("requires latin.ptx", "latin.ptx:1: a module begins with .version and .target"),
+    ("requires unterminated.ptx", "kernel b, unterminated.ptx:5: { without } | .visible .entry b() { ret;"),
+    ("requires good.ptx --driver 12", "Invalid value for '--driver': must be a version such as 12.8: major.mino"),
+    ("requires empty", "empty: Is a directory"),
+    ("check empty.ptx --block 32", "empty.ptx: empty.ptx:1: a module begins with .version and .target"),
+    (
+        "check good.ptx --entry b --block 32 --grid 70000x70000",
+        "Geometry.grid: each of one to three values must be 1 … (2147483647, 6553",
+    ),
+    ("check good.ptx --entry b --block 32 --arg u32=5", "b: takes 0 arguments (got 1)"),
+    (
+        "check good.ptx --entry a --block 32 --arg u64=99999999999999999999999",
+        "argument: uint64 has no value 99999999999999999999999",
+    ),
+    (
+        "check good.ptx --entry a --block 32 --arg f32[1e3]",
+        "argument: must be TYPE=NUMBER, TYPE[N], TYPE[NxM]=NUMBER, …=index or …=r",
+    ),
+    ("check good.ptx --entry a --block 32 --arg u8=256", "argument: uint8 has no value 256"),
+    (
+        "check good.ptx --entry b --block 32 --shared 99999999",
+        "Geometry.shared: must be 0 … 232448 bytes (227 KiB) as an int (got 99999",
+    ),
+    (
+        "check good.ptx --entry b --block 32 --cluster 3 --grid 4",
+        "Geometry.grid: must be a multiple of the cluster (3, 1, 1) (got (4, 1, 1",
+    ),
+    ("check good.ptx --entry b --block 32 --time-limit nan", "Invalid value for '--time-limit': nan is no number."),
+    ("replay x.npz", "x.npz: must be a launch recorded by ptxgen (got arrays ['x'])"),
+    ("complete small.json hello", "small.json: is no GGUF file (it begins with b'{\"mo')"),
+    (
+        "complete file hello --temperature nan",
+        "Sampling.temperature: must be from 0.0 to 1000000.0 (got nan; nearest: 1",
+    ),
+    ("complete file hello --top-p 2", "Sampling.top_p: must be from 0.0 to 1.0 (got 2.0; nearest: 1.0)"),
+    (
+        "complete file hello --precision slow",
+        "Invalid value for '--precision': 'slow' is not one of 'exact', 'fast', '",
+    ),
+    ("tune --product 4096x14336/q9", "Gemv.weights: must be one of bf16, e4m3, e4m3_channel, e4m3_block, f16, "),
+    ("doctor --config small.json --model file", "doctor: --model or --config, not both"),
+    ("completion BASH", "Invalid value for '{bash|zsh|fish}': 'BASH' is not one of 'bash', 'zsh',"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +297,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                        "file": "x", "none.json": '{"model_type": "nonesuch"}',
                        "small.json": json.dumps(SMALL)}.items():  # fmt: skip
         (made / name).write_text(text)
+    for name, content in {"utf16.json": json.dumps(SMALL).encode("utf-16"), "latin.ptx": b"\xff\xfe .version",
+                          "deep.json": b"[" * 5000, "empty.ptx": b"",
+                          "unterminated.ptx": PTX.rstrip().rstrip("}").encode()}.items():  # fmt: skip
+        (made / name).write_bytes(content)
+    (made / "loop").symlink_to("loop")
+    np.savez(made / "nanx.npz", x=np.zeros((2, 64), np.complex64))
     np.savez(made / "y.npz", y=np.zeros(3))
     np.savez(made / "x.npz", x=np.zeros((3, 64)))
     return made
 
 
-@pytest.mark.parametrize(("command", "said"), MISTAKES, ids=[command for command, _ in MISTAKES])
+@pytest.mark.parametrize(("command", "said"), MISTAKES + MORE_MISTAKES)
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
     command: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +320,14 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert err.startswith("ptxgen: " + said)
     assert err.count("\n") == 1
     assert sorted(folder.rglob("*")) == before
+
+
+def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clear.ptx").write_text("\x1b[2Jno ptx\n")
+    assert invoke(["requires", str(tmp_path / "clear.ptx")]) == 2
+    err = capsys.readouterr().err
+    assert "\\x1b[2Jno ptx" in err
+    assert "\x1b" not in err
 
 
 @functools.cache

@@ -91,6 +91,13 @@ REFUSED: dict[str, tuple[Config, str]] = {
         LLAMA | {"model_type": "deepseek_v3", "kv_lora_rank": 512},
         "kv_lora_rank: must be absent: latent attention has no kernels here (got 512), in a model of type",
     ),
+    "a family that is not known": (
+        LLAMA | {"model_type": "gptj", "rotary_dim": 8, "sliding_window": 7}, "model_type: must be one of llama, mis",
+    ),
+    "another part of a head in nemotron": (
+        of("nemotron", KV, head_dim=32, partial_rotary_factor=0.5, rope_percent=0.25),
+        "rope_percent: must be absent or 1.0 or 1: this family states otherwise which part",
+    ),
     "values of another width": (LLAMA | {"v_head_dim": 32}, "v_head_dim: must be absent or 16: values of another"),
     "a head's size in falcon": (of("falcon", head_dim=32), "head_dim: must be absent or 16: this family states the si"),
     "caches of other layers": (

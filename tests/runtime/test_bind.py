@@ -228,3 +228,18 @@ def test_parameter_block_keeps_offsets_and_copies() -> None:
     assert twin.tobytes()[8:12] == b"abcd"
     with pytest.raises(AssertionError, match="parameter 0 has 8 bytes"):
         block.set(0, b"1234")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1), (2,), (0, 3), ()])
+def test_numbers_are_written_where_their_parameters_lie(order: tuple[int, ...]) -> None:
+    block = ParamBlock([Slot(0, 8), Slot(8, 4), Slot(12, 4), Slot(24, 8), Slot(32, 8)])
+    for index, slot in enumerate(block.slots):
+        block.set(index, bytes([index + 1]) * slot.size)
+    before = block.tobytes()
+    block.writer(order)([100 + index for index in order])
+    after = block.tobytes()
+    for index, slot in enumerate(block.slots):
+        found, old = (whole[slot.offset : slot.offset + slot.size] for whole in (after, before))
+        assert found == ((100 + index).to_bytes(slot.size, "little") if index in order else old)
+    with pytest.raises(struct.error):
+        block.writer([1])([1 << 32])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -41,10 +42,52 @@ BAD: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, str]] = {
 def test_a_call_like_a_good_one_is_checked(case: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing but addresses would be written: here every call finds a launch."""
     k, v, sinks, why = BAD[case]
-    monkeypatch.setattr(operators, "again", lambda *_: True)
+    monkeypatch.setattr(operators, "again", lambda *_: ANY)
     called(queries, keys(2, 2, 7), keys(2, 2, 7), torch.randn(4))
     with pytest.raises(SpecError, match=why):
         called(queries, keys(*k), keys(*v), torch.randn(sinks))
+
+
+DIFFERENT: dict[str, Any] = {
+    "fewer keys": lambda q, k, v: (q, k[:, :, :5].contiguous(), v[:, :, :5].contiguous()),
+    "in larger tensors": lambda q, k, v: (q, *(torch.cat([x, x], 2)[:, :, :7] for x in (k, v))),
+    "values elsewhere": lambda q, k, v: (q, k, torch.cat([v, v], 2)[:, :, :7]),
+    "heads inside": lambda q, k, v: (q, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))),
+    "queries in larger ones": lambda q, k, v: (torch.cat([q, q], 1)[:, :4], k, v),
+    "16 bits": lambda q, k, v: (q.half(), k.half(), v.half()),
+    "another type of values": lambda q, k, v: (q, k, v.half()),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_a_repeated_call_shares_names_how_tensors_lie(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "_stream", lambda _: 0)
+    tensors = torch.randn(2, 4, 1, 16), keys(2, 2, 7), keys(2, 2, 7)
+    kind = launches.kind_of(*tensors, 0.25, 0.0, 0)
+    assert launches.kind_of(*(x.clone() for x in tensors), 0.25, 0.0, 0) == kind
+    assert launches.kind_of(*DIFFERENT[case](*tensors), 0.25, 0.0, 0) != kind
+    assert launches.kind_of(*tensors, 0.5, 0.0, 0) != kind
+    monkeypatch.setattr(launches, "_stream", lambda _: 1)
+    assert launches.kind_of(*tensors, 0.25, 0.0, 0) != kind
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("without_gradients")
+def test_calls_in_turns_are_each_their_own() -> None:
+    """Every layout twice, among the others, with other numbers: repeated calls are of theirs."""
+    torch.manual_seed(0)
+    good = {name: of for name, of in DIFFERENT.items() if name != "another type of values"}
+    shifted = {"misaligned": lambda q, k, v: (q, k.new_empty(k.numel() + 1)[1:].view(k.shape).copy_(k), v)}
+    cases = {"plain": lambda *given: given, **good, **shifted}
+    before = len(launches._repeats)
+    for _ in range(3):
+        for make in cases.values():
+            given = torch.randn(2, 4, 1, 16), keys(2, 2, 7), keys(2, 2, 7)
+            q, k, v = make(*given)
+            wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
+            found = attention.attention(MODULE, *make(*(x.cuda() for x in given)), None)[0].cpu()
+            assert torch.allclose(found.float(), wanted.float(), atol=2e-3)
+    assert len(launches._repeats) > before
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -86,17 +129,27 @@ def test_what_a_graph_holds_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launches.same_ends(device, 3, 23).tolist() == [23] * 3
 
 
-@pytest.mark.parametrize("change", ["data", "in place"])
+@pytest.mark.parametrize("change", ["data", "in place", "into data"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.usefixtures("without_gradients")
-def test_sinks_follow_their_parameter(change: str) -> None:
-    sinks, module = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), SimpleNamespace()
-    kept = attention.sinks_of(module, sinks)
-    assert attention.sinks_of(module, sinks) is kept
+def test_sinks_follow_their_parameter(change: str, kind: str) -> None:
+    sinks, k, v = torch.nn.Parameter(torch.ones(4, dtype=getattr(torch, kind))), keys(2, 2, 7), keys(2, 2, 7)
+    before = called(1, k, v, sinks)
     if change == "data":
         sinks.data = torch.full_like(sinks, 5.0)
-    else:
+    elif change == "in place":
         sinks.fill_(5.0)
-    assert attention.sinks_of(module, sinks).tolist() == [5.0] * 4
+    else:
+        sinks.data.copy_(torch.full_like(sinks, 5.0))
+    after = called(1, k, v, sinks)
+    assert torch.equal(after, called(1, k, v, torch.full((4,), 5.0)))
+    assert not torch.equal(after, before)
+
+
+def test_sinks_alone_that_need_gradients_get_them() -> None:
+    sinks = torch.nn.Parameter(torch.ones(4))
+    called(1, keys(2, 2, 7), keys(2, 2, 7), sinks).sum().backward()
+    assert sinks.grad.abs().min() > 0
 
 
 def test_sinks_of_a_model_made_in_inference_mode() -> None:

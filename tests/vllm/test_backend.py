@@ -138,8 +138,10 @@ def test_forward(more: dict[str, Any], invariant: bool, backend: Any, handed_out
     """A prompt, a chunk behind it, then a token each, with the padding of a graph's batch."""
     sys.modules["vllm"].envs.VLLM_BATCH_INVARIANT = invariant
     torch.manual_seed(0)
-    sinks = torch.randn(HEADS) if more.get("sinks") else None
+    sinks = torch.full((HEADS,), float("nan"), dtype=torch.bfloat16) if more.get("sinks") else None
     impl = backend.PtxgenAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **{**more, "sinks": sinks})
+    if sinks is not None:
+        sinks.data.copy_(torch.randn(HEADS))  # as vLLM loads weights
     builder = backend.PtxgenMetadataBuilder(SimpleNamespace(block_size=BLOCK), ["0"], None, torch.device("cpu"))
     cache = handed_out(backend)
     table = torch.tensor([[3, 5, 0], [7, 2, 11]], dtype=torch.int32)

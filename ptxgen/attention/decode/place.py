@@ -214,8 +214,20 @@ def _for_long_sequences(b: Builder, attention: Attention, plan: Plan, busy: Reg,
     b.note(f"an equal share of the chip; more where a split would get over {counted(plan.split_tiles, 'tile')}")
     share = b.op("mov.u32", "share", b.special("nctaid.z"))
     b.op("mul.lo.u32", share, share, attention.problem.n_kv_heads * plan.parts * plan.cluster)
+    units = b.op("mov.u32", "units", share) if plan.rounds else share
     share = _share(b, plan, share)
     b.op("max.u32", share, share, 1)
+    if plan.rounds:
+        long = _ceil_div(b, "splits_long", span, plan.split_tiles)
+        b.op("max.u32", share, share, long)
+        b.note(f"and so many more that their CTAs fill whole rounds of {plan.room}")
+        rounds = b.op("mad.lo.u32", "rounds", share, units, plan.room - 1)
+        b.op("div.u32", rounds, rounds, plan.room)
+        b.op("mul.lo.u32", rounds, rounds, plan.room)
+        b.op("div.u32", rounds, rounds, units)
+        b.op("max.u32", share, share, rounds)
+        b.op("min.u32", busy, busy, share)
+        return busy
     b.op("min.u32", busy, busy, share)
     long = _ceil_div(b, "splits_long", span, plan.split_tiles)
     b.op("max.u32", busy, busy, long)

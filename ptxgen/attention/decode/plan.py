@@ -68,8 +68,8 @@ class Plan(CtaPlan):
     through records in global memory. At run time only as many splits work as the length has tiles for; and where
     `split_tiles` is not 0, no more than the unit's equal share of `grid` CTAs, unless a split would get more tiles than
     that: long sequences of a ragged batch. `grid` 0: splits follow the length alone, `split_tiles` for each as long as
-    there are splits. `room`: see `_share`. `mergers`: at most so many CTAs of a unit (of each rank of its clusters)
-    merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
+    there are splits. `room`: see `_share`; `rounds`: see `_whole_rounds`. `mergers`: at most so many CTAs of a unit (of
+    each rank of its clusters) merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
     """
 
     cluster: int
@@ -79,6 +79,7 @@ class Plan(CtaPlan):
     split_tiles: int = 0
     mergers: int = 0
     room: int = 0
+    rounds: int = 0
 
     @property
     def split(self) -> bool:
@@ -229,7 +230,13 @@ def plan(
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     most = max(most, long_splits)
     mergers = _mergers(choice, most)
-    return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers, choice.room)
+    rounds = choice.rounds if choice.room else 0
+    if rounds:
+        splits = _whole_rounds(str(splits), choice.room, f"({units * cluster} * batch)")
+        most = max(most, 2 * long_splits, choice.room // (units * cluster))
+        mergers = _mergers(choice, most)
+    more = choice.room, rounds
+    return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers, *more)
 
 
 def _share(choice: Choice, most: int, units: str) -> str:
@@ -240,6 +247,11 @@ def _share(choice: Choice, most: int, units: str) -> str:
         full, waves = f"min(2, {choice.room} // {units})", f"{WAVES * choice.room} // {units}"
         share = f"max({share}, max({full}, min(1, {units} // {choice.room + 1}) * ({waves})))"
     return f"max(1, min({most}, {share}))"
+
+
+def _whole_rounds(splits: str, room: int, units: str) -> str:
+    """So many splits or more of each unit, that their CTAs fill whole rooms as far as units of one size can."""
+    return f"max({splits}, ceil_div({splits} * {units}, {room}) * {room} // {units})"
 
 
 def _mergers(choice: Choice, most_splits: int) -> int:

@@ -22,6 +22,9 @@ KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
+# sums of a row that they have registers for, and where products are promoted: with more, ptxas lets products wait for
+# each other, or spills
+MOST_SUMS_BESIDE, MOST_SHORT_BESIDE = 224, 64
 OCTET = 8  # tokens of a group of accumulators
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
@@ -99,7 +102,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
-    fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
+    fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
     beside = groups == 1 and fits and many
     if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
         least, most = LONG.get(tokens, (0, 0))
