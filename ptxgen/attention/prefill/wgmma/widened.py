@@ -59,7 +59,7 @@ class Widened:
             b.op("atom.relaxed.gpu.global.inc.u32", drawn, at[DRAWN], most, pred=leads)
         with b.fragment("tell"):
             b.op("st.shared.u32", place[0], drawn, pred=leads)
-        with b.fragment("drawn"):
+        with b.fragment("drawn", "the block that is next, if there is one"):
             block = b.op("ld.shared.u32", "block", place[0])
             b.note("no thread writes what another has still to read")
             b.op("xor.b32", place, place, 4)
