@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
+from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
@@ -54,6 +55,11 @@ INTEGER_TILES = (
     ("exact", 1, False, 4096, 4096, 8192, 64, 8),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
 )
+FACTOR_BYTES = 16  # of a stage beside a byte for every token
+# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
+# sums, and of fragments of A
+FACTORED = {(128, 96): (96, 1, 2), (128, 128): (64, 2, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -192,6 +198,17 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
     return min(tokens, LARGEST_PIECE), 1, 1
 
 
+def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether a warp packs the scales of blocks: of CTAs that have whole blocks of rows, all of them there."""
+    rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
+    if not spec.by_block or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
+        return False
+    if spec.residual and tokens > MOST_ADDED:
+        return False
+    whole = spec.kind.records(spec.n) % (rows // TILE_ROWS * shape.share) == 0
+    return whole and shape.groups == 2 and shape.tiles == 1
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What follows from a spec and its `Shape`."""
@@ -214,6 +231,7 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
+    factored: bool  # a warp packs the scales of blocks: `factors.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -230,7 +248,9 @@ class Geometry:
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
-            stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            factored = _factored(spec, tokens, shape)
+            beside = scales + (tokens + FACTOR_BYTES if factored else 0)
+            stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
             smaller = _smaller(shape, spec)
@@ -252,12 +272,14 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
+        if factored:
+            promoted = FACTORED[records * TILE_ROWS, tokens]
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, factored,
         )  # fmt: skip
 
     @property
@@ -275,7 +297,7 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
-        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
+        return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.factored) and alone
 
     @property
     def warps(self) -> int:

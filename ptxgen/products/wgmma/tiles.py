@@ -15,6 +15,7 @@ from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, PROCESSORS, Geometry
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
+from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }  # fmt: skip
 WHOLE_K = 112  # tokens with which no k is shared
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
+# and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
+IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -70,6 +73,9 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     tried = dict.fromkeys(enough[:1], OF_FEW) if few else OF_MANY
     if not few and str(fields.get("x_dtype")) == e4m3.name:
         tried = tried | IN_E4M3
+        whole = fields["weights"] == "e4m3_block" and not fields.get("gated") and fields["n"] % BLOCK == 0
+        if whole and rows >= MANY_IN_BLOCKS:
+            tried = tried | IN_BLOCKS
     if not few and _plain(fields):  # 64 rows by 64 tokens are slower than they are by this model
         tried = {count: tile for count, tile in tried.items() if count > MOST_ROWS_FIRST}
     if "tokens" in fields:
@@ -158,6 +164,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
     fewer times."""
     found = list(candidates(kernel, fields, rows))
+    if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
+        found = [spec for spec in found if Geometry.of(spec).factored] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))

@@ -16,7 +16,7 @@ from typing import Any
 from ptxgen.errors import CudaError, ModuleLoadError
 
 _serial = 0
-_LONG_TEXT = 200_000  # characters of IR: a tenth of a second
+_LONG_TEXT = 400_000  # characters of IR: a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class SharedTicket(EarlyTicket):
         return merges
 
     def divide(self) -> None:
-        """Compute how many elements each merging CTA takes."""
+        """Elements of a part."""
         b = self.b
         self._mergers()
         b.op("sub.u32", self.share, self.count, 1)
