@@ -31,6 +31,7 @@ HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
+EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
@@ -174,7 +175,7 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     """Of so many tokens that a CTA finishes, those whose results are in shared memory together, and the bytes."""
     if _halves(spec):
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
-        together = next(fit, tokens if tokens % (2 * OCTET) == 0 else OCTET)
+        together = next(fit, tokens)
         return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
@@ -344,8 +345,12 @@ class Geometry:
 
     @property
     def early(self) -> int:
-        """Stages whose weights can be asked for before there are tokens, where a CTA knows its rows by then."""
-        return min(self.stages, self.steps // self.shape.split)
+        """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: all, or, of
+        many tokens, so few that it asks for the first tokens as soon as they are there. With scales of blocks that was
+        not measured: all."""
+        whole = self.rows_first or self.scale_bytes > 0
+        most = self.stages if whole else max(1, EARLY_BYTES // (self.records * self.tile_bytes))
+        return min(self.stages, self.steps // self.shape.split, most)
 
     @property
     def most_turns(self) -> int:
