@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 # Of tests with many cases one of DRAW; continuous integration runs all of them
-DRAW ?= 4
+DRAW ?= 5
 test: $(STAMP)
 	PTXGEN_DRAW=$(DRAW) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 

@@ -30,7 +30,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
 
 FEW, MANY = (8, 32), (128, 512, 2048, 4096)
-BLOCK_TOKENS = (32, 512, 4096)
+BLOCK_TOKENS = (32, 512, 2048, 4096)
 BLOCK_SHAPES = SHAPES[:4]
 LARGEST = 1 << 16  # outputs of a matrix that many tokens are multiplied with
 SPREAD = 100.0  # of normal numbers that have no scale, so that their bytes are those of scaled ones

@@ -1,10 +1,11 @@
 """Products of 8 to 4096 tokens by PackTokens and PackedGemm beside cuBLAS (bf16) and the read of the weights.
 
     python -m benchmarks.packed_products --seconds 100            measure on a GPU, print, append rows of products
+    python -m benchmarks.packed_products --impls programmatic     of ours only these
     python -m benchmarks.packed_products --report [--run ID]      the table of the last run, or of one
 
 Every call is a node of a CUDA graph over weights that exceed the L2, the same values for all. Implementations of a case
-are measured in rounds, each in a random order, and the mean counts; so are the cases. `ptxgen`: `PackedGemm.best`,
+are measured in rounds, each in a random order, and the median counts. `ptxgen`: `PackedGemm.best`,
 precision "fast", results in bf16 as cuBLAS has them; `programmatic`: the same launched programmatically; `exact`: the
 other precision, results in f32; `stream`: `programmatic` in tiles of 128 rows by 256 tokens, all k shared out evenly;
 `pack`: PackTokens. `error`: of 64 tokens, against float64.
@@ -40,7 +41,8 @@ BYTES = 260e6  # of weights in turn: five times the L2
 ROWS = 64  # whose error is taken
 NODES = 16
 STREAMED = 512  # tokens with which k is shared out evenly, too
-ROUNDS = 2
+ROUNDS = 5  # where the card's power decides, two measurements of a kernel differ by up to 10 %
+REPLAYS = 5  # of a graph in a round
 SETTLE = 0.02  # seconds before a measurement
 MOST_US = 6000.0  # of a graph, where the weights allow it
 TYPES = {"f32": "float32", "bf16": "bfloat16"}
@@ -54,8 +56,8 @@ def cases() -> Iterator[Case]:
         yield {"m": m, "n": n, "k": k, "weights": name}
 
 
-def specs(case: Case) -> dict[str, PackedGemm]:
-    """By name, the products that are measured of a case."""
+def specs(case: Case, impls: str | None = None) -> dict[str, PackedGemm]:
+    """By name, the products that are measured of a case: all, or those of `impls`, separated by commas."""
     m, fields = case["m"], {name: case[name] for name in ("n", "k", "weights")}
     found = {}
     for impl in ("ptxgen", "programmatic"):
@@ -66,7 +68,7 @@ def specs(case: Case) -> dict[str, PackedGemm]:
         found["stream"] = replace(found["programmatic"], stream=True, **tile)
     if (case["n"], case["k"]) in SHAPES[:2]:
         found["exact"] = PackedGemm.best(m, precision="exact", **fields)
-    return found
+    return found if impls is None else {impl: spec for impl, spec in found.items() if impl in impls.split(",")}
 
 
 def packing(spec: PackedGemm) -> PackTokens:
@@ -80,11 +82,13 @@ def named(spec: PackedGemm) -> str:
     return f"{tile} stream" if spec.stream else tile
 
 
-def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None:
-    """Every implementation of a case, in rounds."""
+def measure(
+    run: Run, case: Case, kernels: Callable[[KernelType], Made], impls: str | None = None, rounds: int = ROUNDS
+) -> None:
+    """Every implementation of a case, or of ours those of `impls` alone, in rounds."""
     import torch
 
-    from benchmarks.timing.gpu import Loaded, graph_us, sets_for
+    from benchmarks.timing.gpu import Chain, Loaded, sets_for
 
     m, n, k, name = case["m"], case["n"], case["k"], case["weights"]
     x = torch.randn(m, k, device="cuda")
@@ -97,7 +101,7 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     calls: dict[str, Sequence[Callable[[], Any]]] = {}
     about: dict[str, dict[str, Any]] = {}
     loaded, tiles = [], {}
-    for impl, spec in specs(case).items():
+    for impl, spec in specs(case, impls).items():
         pack = packing(spec)
         if pack not in tiles:
             loaded.append(Loaded(*kernels(pack), rows=m))
@@ -105,7 +109,8 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
             tiles[pack] = torch.zeros(shape.elements({"rows": m}), dtype=torch.bfloat16, device="cuda")
             call = loaded[-1].bind(x=x, out=tiles[pack], n_rows=m)
             call()
-            calls.setdefault("pack", [call] * NODES)
+            if impls is None:
+                calls.setdefault("pack", [call] * NODES)
         kernel = Loaded(*kernels(spec), rows=m)
         loaded.append(kernel)
         out = torch.full((m, n), torch.nan, device="cuda", dtype=getattr(torch, TYPES[spec.out_dtype.name]))
@@ -120,16 +125,17 @@ def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None
     least = max(2 * m * n * k / 700e6, nbytes / 4.8e6, 4)  # µs of a product
     times = max(1, int(min(NODES / count, MOST_US / (count * least))))
     us: dict[str, list[float]] = {impl: [] for impl in calls}
-    for _ in range(ROUNDS):
-        for impl in random.sample(sorted(calls), len(calls)):
-            chain = calls[impl] if impl == "pack" else list(calls[impl]) * times
-            us[impl].append(graph_us(chain, settle=SETTLE))
+    chains = {impl: Chain(each if impl == "pack" else list(each) * times) for impl, each in calls.items()}
+    for _ in range(rounds):
+        for impl in random.sample(sorted(chains), len(chains)):
+            us[impl].append(chains[impl].us(REPLAYS, SETTLE))
     for impl, found in us.items():
-        took = statistics.mean(found)
+        took = statistics.median(found)
         rates = {"bytes": nbytes, "tbs": nbytes / took / 1e6, "tflops": 2 * m * n * k / took / 1e6}
         run.add(case, impl, us=took, **({} if impl == "pack" else rates), **about.get(impl, {}))
-    print(case, {impl: round(statistics.mean(found), 2) for impl, found in us.items()}, flush=True)
+    print(case, {impl: round(statistics.median(found), 2) for impl, found in us.items()}, flush=True)
     torch.cuda.synchronize()
+    del chains
     for kernel in loaded:
         kernel.close()
 
@@ -156,8 +162,9 @@ def main(run: Run, given: argparse.Namespace) -> None:
     chosen = [case for case in cases() if is_chosen(case, given)]
     random.shuffle(chosen)
     chosen.sort(key=lambda case: case["weights"] != "bf16")
-    wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
-    as_time_allows(run, chosen, wanted, measure, given.seconds)
+    wanted = [each for case in chosen for spec in specs(case, given.impls).values() for each in (packing(spec), spec)]
+    how = partial(measure, impls=given.impls, rounds=given.rounds)
+    as_time_allows(run, chosen, wanted, how, given.seconds)
 
 
 def as_time_allows(
@@ -226,9 +233,9 @@ def ratios(rows: Sequence[dict[str, Any]]) -> str:
     said = []
     for least, most in RANGES:
         found = [
-            each["cublas"] / each.get("programmatic", each["ptxgen"])
+            each["cublas"] / (each["programmatic"] if "programmatic" in each else each["ptxgen"])
             for case, each in us.items()
-            if least <= case[0] <= most and {"cublas", "ptxgen"} <= each.keys()
+            if least <= case[0] <= most and "cublas" in each and {"programmatic", "ptxgen"} & each.keys()
         ]
         if found:
             tokens = f"{least} to {most}" if least < most else f"{least}"
@@ -242,5 +249,10 @@ CHOICES = (
     ("--tokens", {"help": "only these numbers of tokens, separated by commas"}),
 )
 
+HOW = (
+    ("--impls", {"help": "of ours only these, separated by commas, and not the packing of tokens"}),
+    ("--rounds", {"type": int, "default": ROUNDS, "help": "how often each is measured"}),
+)
+
 if __name__ == "__main__":
-    command("products", __doc__, main, *CHOICES, device=gpu, table=table, at_once=True)
+    command("products", __doc__, main, *CHOICES, *HOW, device=gpu, table=table, at_once=True)

@@ -42,6 +42,7 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
 
 PREFILL = {
     "ptxgen": "ours, wgmma",
+    "ptxgen-widened": "ours, widened",
     "ptxgen-sm_90": "ours, mma.sync of sm_90",
     "ptxgen-sm_80": "ours, mma.sync",
     "sdpa-flash": "FlashAttention 2 (torch)",

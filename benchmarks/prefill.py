@@ -7,10 +7,11 @@
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
 checked against float32 on rows spread over the sequence. `ptxgen-sm_80` is the text for sm_80, on mma.sync, of prompts
-alone; `ptxgen-sm_90` is its like over 8 bits. Of keys and values of 8 bits a peer has the values in 16. A batch is one
-launch of ours, and of torch's a launch a sequence; a peer that knows no pages has the same keys in rows. No backend of
-SDPA takes a chunk's mask but flash: "sdpa-cudnn, no mask" lets every token see all keys, which is as much work.
-FlashInfer compiles a module for every head_dim, for minutes: only those of `--flashinfer` are asked for.
+alone; `ptxgen-sm_90` is its like over 8 bits, `ptxgen-widened` makes these 16 bits in memory first. Of keys and values
+of 8 bits a peer has the values in 16. A batch is one launch of ours, and of torch's a launch a sequence; a peer that
+knows no pages has the same keys in rows. No backend of SDPA takes a chunk's mask but flash: "sdpa-cudnn, no mask" lets
+every token see all keys, which is as much work. FlashInfer compiles a module for every head_dim, for minutes: only
+those of `--flashinfer` are asked for.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ def only(fits: Callable[[Case], bool], prepare: Prepare) -> Prepare:
 IMPLEMENTATIONS: dict[str, Prepare] = {
     "ptxgen": ours(),
     "ptxgen-sm_80": only(is_alone, ours("sm_80")),
+    "ptxgen-widened": only(lambda case: "kv_dtype" in case and not case.get("fp8"), ours(widened=True)),
     "ptxgen-sm_90": only(lambda case: "kv_dtype" in case, ours("sm_90")),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),

@@ -116,34 +116,44 @@ def sets_for(nbytes: int, budget: float = L2_BYTES) -> int:
     return int(max(2, min(MOST_SETS, -(-budget // nbytes))))
 
 
+class Chain:
+    """A graph that holds calls back to back."""
+
+    def __init__(self, calls: Sequence[Callable[[], None]]) -> None:
+        self.count = len(calls)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for call in calls[:2]:
+                call()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            for call in calls:
+                call()
+
+    def us(self, replays: int = 9, settle: float = SETTLE_SECONDS) -> float:
+        """Microseconds per call: the median over replays, after it was replayed for so many seconds."""
+        settled = time.perf_counter() + settle
+        while True:
+            self.graph.replay()
+            torch.cuda.synchronize()
+            if time.perf_counter() >= settled:
+                break
+        times = []
+        for _ in range(replays):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            self.graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / self.count)
+        found: float = statistics.median(times)
+        return found
+
+
 def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9, settle: float = SETTLE_SECONDS) -> float:
-    """Microseconds per call: the median over replays of one graph that holds all calls back to back, after it was
-    replayed for so many seconds."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    settled = time.perf_counter() + settle
-    while True:
-        graph.replay()
-        torch.cuda.synchronize()
-        if time.perf_counter() >= settled:
-            break
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    found: float = statistics.median(times)
-    return found
+    """Microseconds per call of a graph that holds all calls; see `Chain.us`."""
+    return Chain(calls).us(replays, settle)
 
 
 def shape_of(ptx: Ptx, name: str, capacities: Mapping[str, int]) -> tuple[int, ...]:

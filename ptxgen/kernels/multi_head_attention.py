@@ -22,13 +22,14 @@ from ptxgen.attention.prefill.wgmma.tile import (
     runs_on_wgmma,
     tile_of,
 )
+from ptxgen.attention.prefill.wgmma.widened import COUNTERS
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
-from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32
+from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer, grid3, scalar
+from ptxgen.launch import Launch, Param, buffer, grid3, scalar, workspace
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
@@ -86,7 +87,8 @@ class MultiHeadAttention(KernelType):
     `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
     scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
     multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
-    then some 1 to 3 % off, in the 2-norm.
+    then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a): one sequence's keys and values of 8 bits become 16-bit
+    ones in workspaces first, of four bytes for each element of a key, once for all tokens: for long prompts.
     """
 
     bundled_as = "prefill"
@@ -117,6 +119,10 @@ class MultiHeadAttention(KernelType):
         default=False, later=True,
         doc="on sm_90a queries become e4m3, a scale a row, and meet e4m3 keys as they are",
     )  # fmt: skip
+    widened: bool = field(
+        default=False, later=True,
+        doc="on sm_90a keys and values of 8 bits become 16-bit ones in workspaces first, once for all tokens",
+    )  # fmt: skip
     heads_inside: int = field(
         default=0, later=True, draws=_heads_inside, refuses=(-1,),
         doc="query heads that lie side by side for a token of q and out (layout heads); 0: a head's tokens do",
@@ -138,6 +144,9 @@ class MultiHeadAttention(KernelType):
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
+        r"_widened.*(red\.release|ld\.acquire|fence\.proxy\.async;)": "reads by tensor copies leave no marks",
+        r"_widened.* fence .*atom\.acq_rel": "does not matter: what it orders is looked at by the next launch",
+        r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",
         r" wait .*%[kv]_skipped_over": "does not matter: the other of the pair waits for it, and has its turn first",
     }
     goldens = (
@@ -170,6 +179,7 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=48),
         dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, fp8=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, scale=24.0),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True, widened=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -208,6 +218,13 @@ class MultiHeadAttention(KernelType):
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
         if self.fp8:
             yield from self._fp8_rules()
+        if self.widened and (self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8):
+            yield (
+                f"widened: is of 16-bit queries over keys of 8 bits, without fp8 (got q_dtype={self.q_dtype}, "
+                f"kv_dtype={self.kv_dtype}, fp8={self.fp8}; nearest: False)"
+            )
+        if self.widened and (self.batched or self.ring):
+            yield f"widened: takes one sequence in rows (got batched={self.batched}, ring={self.ring}; nearest: False)"
 
     def _fp8_rules(self) -> Iterator[str]:
         if self.kv_dtype != e4m3 or self.q_dtype.bits != 16:
@@ -225,6 +242,8 @@ class MultiHeadAttention(KernelType):
         yield from programmatic_rules(self.programmatic, target)
         if self.fp8 and not runs_on_wgmma(self.prefill, target):
             yield f"fp8: needs sm_90a and a head_dim of at most 192 (got {target}, head_dim={self.head_dim})"
+        if self.widened and not runs_on_wgmma(self.prefill, target):
+            yield f"widened: needs sm_90a and a head_dim of at most 256 (got {target}, head_dim={self.head_dim})"
 
     @property
     def attention(self) -> Attention:
@@ -244,6 +263,10 @@ class MultiHeadAttention(KernelType):
         problem = attention.problem
         out = [problem.q(), *attention.cache.params(""), *attention.variant.params(problem)]
         out += problem.outputs(lse=self.lse)
+        if self.widened:
+            rows = (self.n_kv_heads, self.max_len or "n_keys", self.head_dim)
+            out += [workspace(f"wide_{x}", self.compute_dtype, *rows) for x in "kv"]
+            out.append(workspace("widening", u32, COUNTERS, align=4, zeroed=True))
         if self.batched:
             starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")
             lengths = buffer("kv_lens", s32, "batch", align=4, doc="keys of each sequence, its tokens' own among them")
@@ -271,7 +294,7 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.indirect, self.lse, self.fp8)
+        return Prefill(self.attention, self.indirect, self.lse, self.fp8, self.widened)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""

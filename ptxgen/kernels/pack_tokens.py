@@ -34,8 +34,9 @@ class PackTokens(PackedRows):
     `dim`: columns. `tokens`: rows of a tile. `dtype`: of out. `src_dtype`: of x. `precision`: "fast": x rounded to
     dtype once; "exact": three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) ·
     (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
-    In e4m3 out is `[…, blocks of 128 columns, 1, tokens, 128]` of x / scale, and scales f32 `[…, blocks, tokens]` with
-    `group` 128, `[…, 1, tokens]` with 0, are as Quantize has them: max|x| / 448 of each group.
+    In e4m3 out is `[…, blocks of 128 columns, 1, tokens, 128]` of x / scale. With `group` 0 scales are f32 `[…, 1,
+    tokens]`, max|x| / 448 of each row, as Quantize has them; with 128 `[…, blocks, tokens]`, of each block the least
+    power of four that is no less.
     `by_row`: out in f16 is x / scale, one number ("fast") or two ("exact") that add up to 22 bits of x down to 2^-17 of
     a row's largest, and within 2^-39 of the largest below; scales f32 `[…, 1, tokens]` are powers of two, so that a
     row's largest but NaN is 2^14 to 2^15; sums f16 `[…, units of 256 columns, 2, tokens, 8]` are those of every 32

@@ -16,6 +16,7 @@ from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
+from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
 from ptxgen.products.wgmma.geometry import FEW_TOKENS, MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
@@ -42,6 +43,7 @@ INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
+FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too
 
 
 @kernel_type
@@ -55,8 +57,9 @@ class PackedGemm(PackedProduct):
     is rounded to x_dtype once, weights that are not of that type become a product of two numbers of it (relative error
     2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
     With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
-    scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`. Products are those of the
-    bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
+    scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`, powers of four (or 0 with
+    bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only. Products are those of
+    the bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
     rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
     `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
     units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
@@ -74,6 +77,7 @@ class PackedGemm(PackedProduct):
     golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
     unreported = {
         r"/n(34|40|52|64|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
+        r"/n256_k1152_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|52|64|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
@@ -84,6 +88,7 @@ class PackedGemm(PackedProduct):
         "or the wait behind the last stage follows",
         r"/n(44|48|52)_.* wait .*wgmma.wait_group": "does not matter: a tile's last part has waited for all products",
         r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
+        r" barrier .*bar.warp.sync.*%tells_factors": "check mode takes a release for the warp's, not the lane's",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
@@ -120,6 +125,16 @@ class PackedGemm(PackedProduct):
         ),
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
+        dict(
+            n=256,
+            k=1152,
+            weights="e4m3_block",
+            tokens=96,
+            x_dtype="e4m3",
+            precision="fast",
+            split=1,
+            programmatic=True,
+        ),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", programmatic=True),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
@@ -282,10 +297,11 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
+            fewer, more = FACTORED_REGISTERS if at.factored else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
-                b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])
+                b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
-                b.op("setmaxnreg.inc.sync.aligned.u32", REGISTERS[at.shape.groups][1])
+                b.op("setmaxnreg.inc.sync.aligned.u32", more)
         else:
             b.without("fewer_registers", "more_registers")
         wait_for_producer(b, self.programmatic)
@@ -297,6 +313,9 @@ class PackedGemm(PackedProduct):
         kind = IntegerMultiplier if self.by_row else Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier
+        if at.factored:
+            kind = FactoredMultiplier
+            FactorFinder(b, self, at, ring).build(tasks)
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)
         if self.stream:

@@ -142,11 +142,16 @@ class ReferenceModel:
 
 
 def _in_e4m3(x: np.ndarray, group: int) -> np.ndarray:
-    """Rows rounded to e4m3, the largest of each group of columns being 448 of its scale."""
+    """Rows rounded to e4m3, the largest of a row being 448 of its scale; that of a group is the least power of four
+    with which the largest is no more."""
     columns = group or x.shape[1]
     parts = np.pad(x, ((0, 0), (0, -x.shape[1] % columns))).reshape(len(x), -1, columns)
     largest = np.abs(parts).max(-1, keepdims=True)
     scale = np.where(largest > 0, largest / 448, 1.0)
+    if group:
+        fraction, exponent = np.frexp(scale)
+        exponent -= fraction == 0.5
+        scale = np.ldexp(1.0, exponent + exponent % 2)
     rounded = (parts / scale).astype(np.float32).astype(dtype("e4m3").numpy).astype(np.float64)
     return np.asarray((rounded * scale).reshape(len(x), -1)[:, : x.shape[1]])
 

@@ -113,6 +113,101 @@ def test_waits_and_fences_that_are_left_out(kind: str) -> None:
             few_ctas(one, mutation.text, "check", 1)
 
 
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layout": "heads"},
+        {"q_dtype": "f16", "head_dim": 64},
+        {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150, "head_dim": 48},
+        {"max_len": 150, "window": 20, "sinks": True},
+        {"max_len": 150, "causal": False, "soft_cap": 5.0},
+    ],
+    ids=str,
+)
+def test_widened(mode: str, kind: str, fields: dict[str, Any]) -> None:
+    sizes = {"n_tokens": 90, "n_keys": 140}
+    attend(mode, sizes, sign=-1.0, widened=True, **KINDS[kind], **fields)
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("head_dim", [128, 192, 256])
+def test_widened_head_dims(kind: str, head_dim: int) -> None:
+    attend("random", {"n_tokens": 70, "n_keys": 150}, head_dim=head_dim, widened=True, max_len=150, **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+def test_lengths_around_blocks_that_are_widened(kind: str) -> None:
+    """Of 96 keys each."""
+    for q_len, kv_len in [(0, 9), (1, 0), (1, 1), (63, 95), (64, 96), (65, 97), (31, 191), (70, 192), (70, 193)]:
+        sizes = {"n_tokens": 70, "q_len": q_len, "kv_len": kv_len}
+        attend("fast", sizes, widened=True, max_len=200, **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("ctas", [1, 3])
+def test_a_cta_takes_several_blocks_and_items(kind: str, ctas: int) -> None:
+    one = spec(widened=True, max_len=300, **KINDS[kind])
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("more", [{}, {"widened": True}, {"head_dim": 64, "n_heads": 4, "n_kv_heads": 4}], ids=str)
+def test_every_byte_becomes_what_it_stands_for(kind: str, q_dtype: str, more: dict[str, Any]) -> None:
+    """Of one key, the output is the value: all bytes, times scales from the smallest to large ones."""
+    one = spec(
+        **{"head_dim": 128, "n_heads": 2, "q_dtype": q_dtype, "max_len": 16, "lse": False, **more}, **KINDS[kind]
+    )
+    given = one.example(np.random.default_rng(1), n_tokens=1, q_len=1, kv_len=1)
+    bytes_of = np.arange(256, dtype=np.uint8).reshape(one.n_kv_heads, one.head_dim)
+    given["v"][:, 0] = bytes_of.view(given["v"].dtype)
+    wanted = bytes_of.view(given["v"].dtype).astype(np.float32)
+    if kind == "s8":
+        scales = np.float16([2.0**-24, 1.25 * 2.0**-14, 0.00731, 1.0, 0.3333, 2.0**-7, 17.3, 500.0])
+        given["v_scales"][:, 0] = scales.reshape(one.n_kv_heads, -1)
+        wanted = wanted * scales.astype(np.float32).reshape(one.n_kv_heads, -1).repeat(32, axis=1)
+    else:
+        given["v_scale"][:] = 1
+    made = trial(one, open_device("cpu"), target=TARGET, arguments=given, n_tokens=1, q_len=1, kv_len=1)
+    out = made.outputs["out"].reshape(wanted.shape)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(out.astype(np.float32), wanted.astype(out.dtype).astype(np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kv_dtype": "bf16"}, r"widened: is of 16-bit queries over keys of 8 bits, without fp8 \(got q_dtype=bf16, "),
+        ({**E4M3, "fp8": True}, r"widened: is of .* kv_dtype=e4m3, fp8=True; nearest: False\)"),
+        ({**E4M3, "max_len": 40, "batched": True}, r"widened: takes one sequence in rows \(got batched=True, ring=0; "),
+    ],
+)
+def test_what_widened_refuses(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        spec(widened=True, **fields)
+
+
+@pytest.mark.parametrize(("target", "head_dim"), [("sm_90", 64), ("sm_90a", 264)])
+def test_where_widened_is_not_to_be_had(target: str, head_dim: int) -> None:
+    found = supports(spec(head_dim=head_dim, widened=True, **E4M3), target)
+    assert not found
+    assert "widened: needs sm_90a and a head_dim of at most 256" in str(found)
+
+
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: int) -> None:
+    one = spec(head_dim=head_dim, q_dtype=q_dtype, layout="heads", widened=True, **KINDS[kind])
+    made = assemble(generate(one, TARGET).text)
+    assert all(taken.clean for taken in made.resources.values()), made.resources
+    assert "serialized" not in made.log
+
+
 def test_rounded_queries() -> None:
     """A relative error of at most 2^-4 an element, exact where it has three bits; a row of zeros stays one."""
     rows = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)

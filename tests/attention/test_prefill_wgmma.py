@@ -131,9 +131,12 @@ def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
     device = open_device("cpu", mode=mode)
     given = one.example(np.random.default_rng(5), n_tokens=300, n_keys=300)
     held = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
+    scratch = [p for p in one.params() if p.access == "workspace"]
+    held |= {p.name: device.array(np.zeros(p.nbytes({"n_tokens": 300, "n_keys": 300}), np.uint8)) for p in scratch}
     launch = one.launch(parse_target(TARGET))
     entry = device.module(text)[one.kernel_name]
     entry.launch(grid=ctas, block=launch.block, args=[held[p.name] for p in one.params()], shared=launch.shared)
+    assert not any(held[p.name].numpy().any() for p in scratch if p.zeroed), "left as it was for the next launch"
     wanted = one.reference(**given)["out"].astype(np.float64)
     got = held["out"].numpy().astype(np.float64)
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))

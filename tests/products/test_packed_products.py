@@ -70,7 +70,7 @@ SCALED: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"dim": 1000, "norm": "rms", "eps": 0.1, "indirect": True}),
     (70, {"dim": 9001, "tokens": 64}),
     (9, {"dim": 136, "src_dtype": "bf16"}),
-    (9, {"dim": 5000, "src_dtype": "f16", "group": 128, "norm": "rms"}),
+    (9, {"dim": 5004, "src_dtype": "f16", "group": 128, "norm": "rms"}),
 )
 
 
@@ -165,6 +165,17 @@ def test_products_of_bytes(mode: str, rows: int, fields: dict[str, Any], monkeyp
     clear_cache()
 
 
+@pytest.mark.parametrize(
+    ("fields", "early"),
+    [({"tokens": 64}, 0), ({"tokens": 128, "tile_rows": 64, "split": 2}, 4), ({"tokens": 128}, 2), ({"tokens": 256}, 2),
+     ({"tokens": 128, "tile_rows": 256}, 1)],
+)  # fmt: skip
+def test_many_tokens_are_asked_for_behind_a_few_stages_of_weights(fields: dict[str, Any], early: int) -> None:
+    """Of few tokens, behind a whole ring's."""
+    at = Geometry.of(PackedGemm(4096, 4096, **{"precision": "fast", "split": 1, "share": 1, **fields}))
+    assert at.early == (early or at.stages)
+
+
 def test_a_split_of_k_that_leaves_a_cta_a_tile_takes_no_two_at_a_time() -> None:
     assert Geometry.of(PackedGemm(64, 256, tokens=8, precision="fast", split=4)).shape.tiles == 1
 
@@ -219,6 +230,7 @@ PACKED: tuple[tuple[int, dict[str, Any]], ...] = (
     (70, {"n": 256, "k": 512, "tokens": 64, "bias": True}),
     (70, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "precision": "fast"}),
     (150, {"n": 512, "k": 128, "tokens": 128, "weights": "q8_0", "bias": True, "precision": "fast"}),
+    (150, {"n": 512, "k": 128, "tokens": 104, "precision": "fast"}),
 )
 
 
@@ -276,6 +288,8 @@ def test_tiles_and_results_that_no_table_takes(
         (300, {"n": 392, "k": 1024, "tokens": 256, "programmatic": True}),
         (150, {"n": 704, "k": 128, "tokens": 96, "tile_rows": 64, "share": 4}),
         (150, {"n": 704, "k": 128, "tokens": 128, "tile_rows": 256, "bias": True, "activation": "silu"}),
+        (250, {"n": 392, "k": 512, "tokens": 104, "programmatic": True}),
+        (220, {"n": 136, "k": 128, "tokens": 104, "tile_rows": 64, "bias": True}),
         (20, {"n": 1064, "k": 512, "tokens": 8, "bias": True, "split": 1}),
         (20, {"n": 1032, "k": 512, "tokens": 64, "gated": True, "activation": "silu", "split": 1}),
         (20, {"n": 40, "k": 128, "tokens": 16, "precision": "exact", "split": 1}),
@@ -494,7 +508,7 @@ def test_one_lane_copies_records_that_lie_one_after_the_other(fields: dict[str, 
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("fields", [{"tile_rows": 128}, {"tile_rows": 192, "tokens": 96}, {"k": 256}])
 def test_warpgroups_take_turns_where_each_has_one_product_a_stage(mode: str, fields: dict[str, Any]) -> None:
-    given = {"n": 384, "k": 1536, "tokens": 128, "weights": "e4m3_block", "split": 1, **fields}
+    given = {"n": 400, "k": 1536, "tokens": 128, "weights": "e4m3_block", "split": 1, **fields}
     spec = PackedGemm(**given, x_dtype=e4m3, precision="fast", out_dtype=bf16)
     at = Geometry.of(spec)
     assert at.turns

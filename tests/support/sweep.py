@@ -1,6 +1,6 @@
 """How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all.
 
-Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 4, continuous integration 1.
+Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 5, continuous integration 1.
 """
 
 from __future__ import annotations

@@ -29,13 +29,15 @@ class Prefill:
     """Attention of many query rows; the kernel type that asks for it is not known here.
 
     `indirect`: lengths are read from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an
-    output. `fp8`: queries become e4m3, a scale a row.
+    output. `fp8`: queries become e4m3, a scale a row. `widened`: keys and values of 8 bits become 16-bit ones in memory
+    first.
     """
 
     attention: Attention
     indirect: bool = False
     lse: bool = False
     fp8: bool = False
+    widened: bool = False
 
     def __post_init__(self) -> None:
         reasons = tuple(problem_rules(self.attention.problem))

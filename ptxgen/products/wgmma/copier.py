@@ -38,7 +38,8 @@ class Copier:
         self.tasks = tasks
         self._declare()
         self.source, target = b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
-        self.total = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes  # of a stage
+        self.total = at.token_bytes + at.records * at.tile_bytes  # of a stage
+        self.total += 0 if at.factored else at.scale_bytes
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
             self._begin()

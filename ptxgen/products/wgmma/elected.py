@@ -6,6 +6,8 @@ behind the other, where a copy by several lanes is a loop over these, some 50 cy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptxgen.builder.values import SINK, Addr, Or, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma import tokens as packed
@@ -79,6 +81,9 @@ class ElectedCopier(Copier):
     def _scales(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The tokens' scales of a stage: their place is that of a record after the last."""
         at = self.at
+        if at.factored:
+            bell = replace(bell, offset=bell.offset + BELL * at.stages)
+            self.b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, at.scale_bytes, pred=pred)
         to = place[offset + at.token_bytes + at.records * at.tile_bytes]
         self.b.op(COPY, to, self.scales_from[source], at.scale_bytes, bell, pred=pred)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
+from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
@@ -30,6 +31,7 @@ HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
+EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
@@ -61,6 +63,11 @@ INTEGER_TILES = (
 )
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
+FACTOR_BYTES = 16  # of a stage beside a byte for every token
+# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
+# sums, and of fragments of A
+FACTORED = {(128, 96): (96, 1, 2), (128, 128): (64, 2, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -186,7 +193,7 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     """Of so many tokens that a CTA finishes, those whose results are in shared memory together, and the bytes."""
     if _halves(spec):
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
-        together = next(fit, tokens if tokens % (2 * OCTET) == 0 else OCTET)
+        together = next(fit, tokens)
         return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     few = spec.precision == "exact" or spec.by_row or tokens % (2 * OCTET)
     together = OCTET if few else 16 // shape.blocks
@@ -209,6 +216,17 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
         if registers <= PROMOTED[shape.groups]:
             return piece, shorts, sets
     return min(tokens, LARGEST_PIECE), 1, 1
+
+
+def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether a warp packs the scales of blocks: of CTAs that have whole blocks of rows, all of them there."""
+    rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
+    if not spec.by_block or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
+        return False
+    if spec.residual and tokens > MOST_ADDED:
+        return False
+    whole = spec.kind.records(spec.n) % (rows // TILE_ROWS * shape.share) == 0
+    return whole and shape.groups == 2 and shape.tiles == 1
 
 
 @dataclass(frozen=True)
@@ -236,6 +254,7 @@ class Geometry:
     streams: bool  # CTAs share out the k of all tiles
     result_buffers: int  # of a warp's results as they are, in turn
     integers: bool  # products are those of integers
+    factored: bool  # a warp packs the scales of blocks: `factors.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -252,7 +271,9 @@ class Geometry:
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
-            stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            factored = _factored(spec, tokens, shape)
+            beside = scales + (tokens + FACTOR_BYTES if factored else 0)
+            stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
             smaller = _smaller(shape, spec)
@@ -275,13 +296,15 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
+        if factored:
+            promoted = FACTORED[records * TILE_ROWS, tokens]
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row,
+            spec.by_row, factored,
         )  # fmt: skip
 
     @property
@@ -299,7 +322,7 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
-        return self.shape.groups > 1 and self.shorts > 0 and not self.exact and alone
+        return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.factored) and alone
 
     @property
     def warps(self) -> int:
@@ -351,8 +374,12 @@ class Geometry:
 
     @property
     def early(self) -> int:
-        """Stages whose weights can be asked for before there are tokens, where a CTA knows its rows by then."""
-        return min(self.stages, self.steps // self.shape.split)
+        """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: all, or, of
+        many tokens, so few that it asks for the first tokens as soon as they are there. With scales of blocks that was
+        not measured: all."""
+        whole = self.rows_first or self.scale_bytes > 0
+        most = self.stages if whole else max(1, EARLY_BYTES // (self.records * self.tile_bytes))
+        return min(self.stages, self.steps // self.shape.split, most)
 
     @property
     def most_turns(self) -> int:

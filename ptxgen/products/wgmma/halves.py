@@ -42,7 +42,8 @@ class HalfResults:
         self.blocks = at.shape.blocks // at.parts
         self.buffer_bytes = at.result_tokens * self.pitch
         self.at_once = THREADS // self.pieces  # tokens that the warpgroup takes up with one load
-        self.loads = max(1, at.result_tokens // self.at_once)
+        self.loads = -(-at.result_tokens // self.at_once)
+        self.in_last = at.result_tokens % self.at_once if self.loads > 1 else 0  # tokens of a round's last load; 0: all
         self.words = b.array("result_word", "b32", 4)
         self.taken = b.array("taken_word", "b32", 4 * self.loads)
         self.dtype = spec.out_dtype
@@ -101,6 +102,7 @@ class HalfResults:
         b.op("mad.lo.u32", self.take_at, turned, 2 * PIECE, self.take_at)
         self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
         self.left, self.stores = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
+        self.has_last = b.op("setp.lt.u32", "has_last_token", self.token, self.in_last) if self.in_last else None
         self._begin_output(piece)
         if self.bias is not None:
             self.bias_from = b.ld_param("bias")
@@ -144,9 +146,10 @@ class HalfResults:
 
     def _leave(self, first: int) -> None:
         b, at = self.b, self.at
-        step = OCTET if at.result_tokens % (2 * OCTET) else 2 * OCTET
-        words = self.words[: step // 4]
-        for token in range(first, first + at.result_tokens, step):
+        end = first + at.result_tokens
+        for token in range(first, end, 2 * OCTET):
+            step = min(2 * OCTET, end - token)
+            words = self.words[: step // 4]
             for block in range(self.blocks):
                 b.note(f"tokens {token} to {token + step - 1}, block {block}", after=convert.RUN)
                 for index, word in enumerate(words):
@@ -173,18 +176,24 @@ class HalfResults:
         b, at = self.b, self.at
         pieces = [self.taken[4 * load : 4 * load + 4] for load in range(self.loads)]
         for load, piece in enumerate(pieces):
-            self._load(piece, self._buffer(first) + load * self.at_once * self.pitch)
+            self._load(piece, self._buffer(first) + load * self.at_once * self.pitch, self._has(load))
         for load, piece in enumerate(pieces):
             b.op("setp.gt.s32", self.stores, self.left, first + load * self.at_once)
-            self._store(piece)
+            self._store(piece, self._has(load))
             passed = self.at_once if load + 1 < self.loads else at.result_tokens - load * self.at_once
             if first + at.result_tokens < at.out_tokens or load + 1 < self.loads:
                 b.op("add.u64", self.to, self.to, self.row_bytes * passed)
 
-    def _load(self, piece: Sequence[Reg], offset: int) -> None:
-        convert.load_words(self.b, piece, self.take_at, offset, space="shared")
+    def _has(self, load: int) -> Reg | None:
+        """Whether the thread takes a token up with this load; None: every thread does."""
+        return self.has_last if load == self.loads - 1 else None
 
-    def _store(self, piece: Sequence[Reg]) -> None:
+    def _load(self, piece: Sequence[Reg], offset: int, has: Reg | None) -> None:
+        convert.load_words(self.b, piece, self.take_at, offset, space="shared", pred=has)
+
+    def _store(self, piece: Sequence[Reg], has: Reg | None) -> None:
+        if has is not None:
+            self.b.op("and.pred", self.stores, self.stores, has)
         convert.store_words(self.b, self.to, piece, pred=self.stores)
 
 
@@ -222,17 +231,20 @@ class HalfTiles(HalfResults):
         b.op("xor.b32", place, place, turned)
         b.op("mad.wide.u32", self.to, place, 2 * PIECE, self.to)
 
-    def _load(self, piece: Sequence[Reg], offset: int) -> None:
+    def _load(self, piece: Sequence[Reg], offset: int, has: Reg | None) -> None:
         b = self.b
-        super()._load(piece, offset)
-        convert.load_words(b, self.other, self.other_at, offset, space="shared")
+        super()._load(piece, offset, has)
+        convert.load_words(b, self.other, self.other_at, offset, space="shared", pred=has)
         first, second, third, fourth = piece
         b.op("selp.b32", first, second, first, self.second)
         b.op("selp.b32", second, fourth, third, self.second)
         b.op("selp.b32", third, self.other[1], self.other[0], self.second)
         b.op("selp.b32", fourth, self.other[3], self.other[2], self.second)
 
-    def _store(self, piece: Sequence[Reg]) -> None:
+    def _store(self, piece: Sequence[Reg], has: Reg | None) -> None:
         for word in piece:
             self.b.op("selp.b32", word, word, 0, self.stores)
-        convert.store_words(self.b, self.to, piece, pred=self.inside)
+        inside = self.inside
+        if has is not None:
+            inside = self.b.op("and.pred", convert.scratch(self.b, "last_inside", "pred"), inside, has)
+        convert.store_words(self.b, self.to, piece, pred=inside)

@@ -119,14 +119,14 @@ class Multiplier:
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
-            arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
+            arrives = self.arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.peer = lane
             if tasks.split_rank is not None and at.shape.share > 1:
                 self.peer = b.op("mad.lo.u32", "peer", tasks.split_rank, at.shape.share, lane)
             self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
             self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
-            released = self.released = b.op("mov.u32", "released_bell", 0)
+            self.released = b.op("mov.u32", "released_bell", 0)
             self._begin(base)
         if self._trailing():
             with b.fragment("begin_scales", "scales that belong to the rows, not to a tile"):
@@ -136,9 +136,8 @@ class Multiplier:
         with b.fragment("begin_sums"):
             for array in self.sums:
                 convert.clear(b, array)
-            has_released = b.reg("releases", "pred")
-            b.op("setp.ne.u32", has_released, 0, 0)
-            step = b.op("mov.u32", "multiplied_steps", tasks.steps)
+            has_released = self._unreleased()
+            step = self.step = b.op("mov.u32", "multiplied_steps", tasks.steps)
         with b.fragment("poll_full"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[0], ring.parity)
         with b.fragment("find_stage", "where the stage's tiles and tokens lie"):
@@ -149,20 +148,21 @@ class Multiplier:
             b.op("or.b32", low, low, SWIZZLED & 0xFFFFFFFF)
             self._find()
         fragments = list(self._stage())
-        with b.fragment("release", "the products of the stage before are done"):
-            self._arrive(has_released)
-            b.op("mov.u32", released, ring.empty)
-            b.op("and.pred", has_released, arrives, arrives)
-        with b.fragment("multiplied"):
-            ring.turn()
-            for place in self.scales_at:
-                if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
-                    b.op("add.u64", place, place, step_bytes)
-            b.op("sub.u32", step, step, 1)
-            b.op("setp.ne.u32", "multiplies_more", step, 0)
-        with b.fragment("drain", "all products are done"):
-            b.op("wgmma.wait_group.sync.aligned", 0)
-            self._arrive(arrives)
+        self._release(has_released, arrives)
+        if has_released is not None:
+            with b.fragment("multiplied"):
+                ring.turn()
+                for place in self.scales_at:
+                    if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
+                        b.op("add.u64", place, place, step_bytes)
+                b.op("sub.u32", step, step, 1)
+                b.op("setp.ne.u32", "multiplies_more", step, 0)
+        if has_released is None:
+            b.without("drain")
+        else:
+            with b.fragment("drain", "all products are done"):
+                b.op("wgmma.wait_group.sync.aligned", 0)
+                self._arrive(arrives)
         self._outside()
         b.expose(part_fragments=fragments, turns=self.turns)
 
@@ -184,6 +184,22 @@ class Multiplier:
     def _outside(self) -> None:
         """Fragments `ask_scales`, before a stage is waited for, and `scale_sums`, after the last."""
         self.b.without("ask_scales", "scale_sums")
+
+    def _unreleased(self) -> Reg | None:
+        """Whether the stage before has to be released, which is not so of a tile's first; None: none ever has."""
+        b = self.b
+        has_released = b.reg("releases", "pred")
+        b.op("setp.ne.u32", has_released, 0, 0)
+        return has_released
+
+    def _release(self, has_released: Reg | None, arrives: Reg) -> None:
+        """The fragment `release`, behind the first fragment of a stage."""
+        b = self.b
+        assert has_released is not None
+        with b.fragment("release", "the products of the stage before are done"):
+            self._arrive(has_released)
+            b.op("mov.u32", self.released, self.ring.empty)
+            b.op("and.pred", has_released, arrives, arrives)
 
     def _arrive(self, pred: Reg) -> None:
         """This warp has done with the stage: lane i tells CTA i of those that share the tokens."""

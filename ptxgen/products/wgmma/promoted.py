@@ -48,16 +48,21 @@ class PromotedMultiplier(ScaledMultiplier):
         super().__init__(b, spec, at, ring)
         self.shorts = [b.array(f"short{n}_", "f32", at.product_tokens // 2) for n in range(at.shorts)]
         if spec.by_block:
-            # asked for before the stage is waited for: one for each of its tiles and blocks of rows
-            self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
-            # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
-            # their turn anyway
-            self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * OCTET)) * OCTET
-            self.factors = b.array("factor", "f32", self.half // 4)
+            self._scales()
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
         found = ((tile, block, first) for tile, block in places for first in pieces)
         self.units = [Unit(number, *each) for number, each in enumerate(found)]
+
+    def _scales(self) -> None:
+        """Registers for scales of blocks."""
+        b, at = self.b, self.at
+        # asked for before the stage is waited for: one for each of its tiles and blocks of rows
+        self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
+        # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
+        # their turn anyway
+        self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * OCTET)) * OCTET
+        self.factors = b.array("factor", "f32", self.half // 4)
 
     def _sets(self) -> list[RegArray]:
         names = ("even", "odd")[: self.at.fragment_sets]
@@ -167,10 +172,15 @@ class PromotedMultiplier(ScaledMultiplier):
             b.op("selp.b32", after, FIRST_TURN, after, last)
             self.turns = Turns(mine, after, 2 * 32 * WARPS, last)
         if self.spec.by_block:
-            own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
-            b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)
-            b.op("add.u32", own, own, at.token_bytes + at.records * at.tile_bytes)
-            self.scales_place = b.reg("token_scales", "u32")
+            self._begin_scales(base)
+
+    def _begin_scales(self, base: Reg) -> None:
+        """Where the lane's tokens' scales lie."""
+        b, at = self.b, self.at
+        own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
+        b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)
+        b.op("add.u32", own, own, at.token_bytes + at.records * at.tile_bytes)
+        self.scales_place = b.reg("token_scales", "u32")
 
     def _find(self) -> None:
         if self.spec.by_block:

@@ -20,7 +20,7 @@ class Ring:
     def __init__(self, b: Builder, at: Geometry) -> None:
         self.b, self.at = b, at
         self.memory = b.shared("ring", at.shared, align=SWIZZLE, dynamic=True)
-        self.full_bells = b.shared("stage_full", BELL * at.stages)
+        self.full_bells = b.shared("stage_full", BELL * at.stages * (1 + at.factored))
         self.empty_bells = b.shared("stage_empty", BELL * at.stages)
         self.offset, self.parity = b.reg("stage_offset", "u32"), b.reg("stage_parity", "u32")
         self.full, self.empty = b.reg("full_bell", "u32"), b.reg("empty_bell", "u32")
@@ -31,7 +31,9 @@ class Ring:
         b, at = self.b, self.at
         first = b.op("setp.eq.u32", "makes_bells", thread, 0)
         for stage in range(at.stages):
-            b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1, pred=first)
+            b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1 + at.factored, pred=first)
+            if at.factored:
+                b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * (at.stages + stage)], 1, pred=first)
             releases = at.warps * at.shape.share
             b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases, pred=first)
         b.op("fence.mbarrier_init.release.cluster")

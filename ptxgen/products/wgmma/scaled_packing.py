@@ -8,7 +8,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.quantised_rows import magnitude, over_scale
+from ptxgen.idioms.quantised_rows import LARGEST, TINY, magnitude, over_scale
 from ptxgen.idioms.reduce import over_cta, over_lanes, over_warp
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, Packing
@@ -104,9 +104,26 @@ class ScaledPacking(Packing):
         b.op("mov.b32", bits, largest)
         over_warp(b, "max.u32", bits)  # of numbers that are not negative as of their bits
         b.op("mov.b32", largest, bits)
-        inverse = over_scale(b, largest, self.spec.dtype)
+        inverse = self._power_of(largest)
         keeps = b.op("and.pred", scratch(b, "keeps_this", "pred"), there, self.keeps)
         b.op("st.global.f32", self.scales[0], largest, pred=keeps)
+        return inverse
+
+    def _power_of(self, largest: Reg) -> Reg:
+        """The inverse of a group's scale, a power of four, from its largest magnitude, which becomes the scale."""
+        b, most = self.b, LARGEST[self.spec.dtype.name]
+        bits, inverse = scratch(b, "scale_bits", "u32"), scratch(b, "inverse_scale", "f32")
+        tiny = scratch(b, "is_tiny", "pred")
+        b.op("setp.lt.f32", tiny, largest, TINY)
+        b.op("mul.f32", largest, largest, 1 / most)
+        b.op("mov.b32", bits, largest)
+        b.op("add.u32", bits, bits, packed.BELOW)
+        b.op("or.b32", bits, bits, packed.ODD)
+        b.op("and.b32", bits, bits, packed.EXPONENTS)
+        b.op("mov.b32", largest, bits)
+        b.op("rcp.rn.f32", inverse, largest)
+        b.op("selp.f32", inverse, 0.0, inverse, tiny)
+        b.op("selp.f32", largest, 0.0, largest, tiny)
         return inverse
 
     def _advance(self, step: int) -> None:

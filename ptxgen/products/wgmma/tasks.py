@@ -49,6 +49,8 @@ class Tasks:
             warp = self.warp = b.op("shr.u32", "warp", thread, 5)
             b.op("setp.ge.u32", "is_copier", warp, at.warps)
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
+            if at.factored:
+                b.op("setp.eq.u32", "finds_factors", warp, at.warps + 1)
             tile = self.tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
             self.tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
             if split * share > 1:

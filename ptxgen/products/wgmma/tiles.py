@@ -16,6 +16,7 @@ from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, Geometry, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
+from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 
 if TYPE_CHECKING:
@@ -35,12 +36,15 @@ EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and
 ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
 # The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
-PACE, LONG_PACE = {1: 365, 2: 490, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
-BEYOND = 34  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
-START, BETWEEN, WRITING = 4700, 1100, 2700  # to the first stage; of a tile; of a large tile's results of 16 bits
+PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
+BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
+START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = {1: 0, 2: 2600, 4: 4000, 8: 9000}, {1: 0, 2: 7000, 4: 7000, 8: 7000}  # sums to others: of any, of large
+BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
 SHARED_PLAIN = 0.995  # what remains of a stage's where tokens are shared
 MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
+SMALL_POWER, MANY_TURNS = 1.03, 3  # of tiles that are not large, so many in turn: the same
+ACROSS = 1.04  # of several warpgroups whose CTA shares k with others
 LARGE = 128 * 256  # sums of a large tile
 SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
@@ -49,8 +53,14 @@ OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     64: ((64, 128, 256), (1,)), 112: ((128,), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)),
     256: ((64, 128), (1, 2)),
 }  # fmt: skip
-WHOLE_K = 112  # tokens with which no k is shared
-IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
+NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+# the same of weights of 16 bits where it differs: 64 rows by 64 tokens are slower than they are by this model
+IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}
+WHOLE_K = (104, 112)  # tokens with which no k is shared
+IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of scales of rows
+IN_ROWS = {112: NONE}
+# and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
+IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -71,13 +81,18 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     tried = dict.fromkeys(enough[:1], OF_FEW) if few else OF_MANY
     if not few and str(fields.get("x_dtype")) == e4m3.name:
         tried = tried | IN_E4M3
-    if not few and _plain(fields):  # 64 rows by 64 tokens are slower than they are by this model
-        tried = {count: tile for count, tile in tried.items() if count > MOST_ROWS_FIRST}
+        whole = fields["weights"] == "e4m3_block" and not fields.get("gated") and fields["n"] % BLOCK == 0
+        if whole and rows >= MANY_IN_BLOCKS:
+            tried = tried | IN_BLOCKS
+        if fields["weights"] != "e4m3_block":
+            tried = tried | IN_ROWS
+    if not few and _plain(fields):
+        tried = tried | IN_16_BITS
     if "tokens" in fields:
         tried = {count: tried.get(count, OF_FEW) for count in counts}
     each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
     for count, tile_rows, split, share in each:
-        if count == WHOLE_K and split > 1:
+        if count in WHOLE_K and split > 1:
             continue
         if few and split > 1 and (tile_rows == 192 or (split == 8 and tile_rows == 64)):
             continue
@@ -101,7 +116,8 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
     if isinstance(kind, Half) and spec.straight and spec.precision == "fast" and spec.tokens > MOST_ROWS_FIRST:
-        return _read_too(spec, _plain_cycles(spec, at, rows))
+        results = WRITING * _of_large(at) * spec.out_dtype.bytes / 2  # behind the last weights
+        return _read_too(spec, _plain_cycles(spec, at, rows), BESIDE_PLAIN, results)
     shape = at.shape
     tile_rows = 64 * shape.groups * shape.blocks
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
@@ -132,24 +148,36 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     return _read_too(spec, whole)
 
 
-def _read_too(spec: PackedProduct, whole: float) -> float:
-    """What it takes where weights come from memory meanwhile."""
-    memory = spec.parts * spec.kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS
-    return max(whole, memory) + BESIDE * min(whole, memory)
+def _of_large(at: Geometry) -> float:
+    """A tile's part of a large one."""
+    return 64 * at.shape.groups * at.shape.blocks * at.tokens / LARGE
+
+
+def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind: float = 0) -> float:
+    """What it takes where weights come from memory meanwhile; `beside`: of what is shorter, what is not hidden;
+    `behind`: cycles after the last weights."""
+    memory = spec.parts * spec.kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS + behind
+    return max(whole, memory) + beside * min(whole, memory)
 
 
 def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
     """Without the read: of 16-bit weights as they lie."""
     shape = at.shape
     tile_rows, size = 64 * shape.groups * shape.blocks, shape.split * shape.share
-    large = tile_rows * at.tokens / LARGE
+    large = _of_large(at)
     pace = LONG_PACE if shape.groups == 1 and shape.tiles == 2 else PACE[shape.groups]
-    step = max(tile_rows * at.tokens * COLUMNS / TENSOR + max(0, BEYOND * (1 - large)), pace)
+    step = max(tile_rows * at.tokens * COLUMNS / TENSOR + max(0, BEYOND[shape.groups] * (1 - large)), pace)
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
     turns = -(-clusters // (CLUSTERS[size] * shape.resident))
     steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
-    step *= beside * (SHARED_PLAIN if shape.share > 1 else 1) * (MORE_POWER if shape.groups > 2 and turns > 1 else 1)
+    step *= beside * (SHARED_PLAIN if shape.share > 1 else 1)
+    if shape.groups > 2 and turns > 1:
+        step *= MORE_POWER
+    elif large < 1 and turns >= MANY_TURNS:
+        step *= SMALL_POWER
+    if shape.groups > 1 and shape.split > 1:
+        step *= ACROSS
     tile = steps * step + BETWEEN + WRITING * large * spec.out_dtype.bytes / 2
     sharing = MEETING if shape.share > 1 else 0
     return turns * tile + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
@@ -159,6 +187,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
     fewer times."""
     found = list(candidates(kernel, fields, rows))
+    if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
+        found = [spec for spec in found if Geometry.of(spec).factored] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import DType, bf16, f16
-from ptxgen.idioms.quantised_rows import quantise
+from ptxgen.idioms.quantised_rows import LARGEST, TINY, quantise
 from ptxgen.launch import Extent
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ SUM_DIGITS = 2
 SUMS_BYTES = 2 * SUM_DIGITS * PADDED // SUMMED  # of a token's sums of 256 columns
 SCALE_BYTES = 4
 SCALE_GROUPS = (0, 128)  # columns that share a scale in e4m3; 0: all
-TOKENS = (8, 16, 32, 64, 96, 112, 128, 192, 256)  # of a tile
+# Scales of groups are powers of four: the exponent is odd, as it is stored, so that the upper byte says all.
+EXPONENTS, BELOW, ODD = 0xFF800000, 0x007FFFFF, 0x00800000
+TOKENS = (8, 16, 32, 64, 96, 104, 112, 128, 192, 256)  # of a tile
 
 
 def columns(dtype: DType) -> int:
@@ -115,10 +117,26 @@ def pack_scaled(x: np.ndarray, tokens: int, dtype: DType, group: int) -> tuple[n
     """f32 `[rows, cols]` as the packed array and its scales; those of rows that are not there are zero."""
     import numpy as np
 
-    found = quantise(_filled(x, tokens), dtype, group)
+    whole = _filled(x, tokens)
+    found = _by_powers(whole, dtype, group) if group else quantise(whole, dtype, group)
     scales = found["scales"].reshape(-(-x.shape[0] // tokens), tokens, found["scales"].shape[-1])
     packed = pack(found["out"].astype(np.float32)[: x.shape[0]], tokens, dtype, 1)
     return packed, np.ascontiguousarray(scales.transpose(0, 2, 1))
+
+
+def _by_powers(x: np.ndarray, dtype: DType, group: int) -> dict[str, np.ndarray]:
+    """Rows as `{"out", "scales"}` in units of powers of four, by the kernel's own f32 operations."""
+    import numpy as np
+
+    one = np.float32
+    grouped = x.reshape(x.shape[0], -1, group)
+    largest = np.fmax.reduce(np.abs(grouped), -1, initial=0).astype(one)
+    bits = (largest * one(1 / LARGEST[dtype.name])).view(np.uint32)
+    scales = np.where(largest < one(TINY), one(0), ((bits + BELOW | ODD) & EXPONENTS).view(one))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(scales == 0, one(0), one(1) / scales)
+        scaled = np.clip((grouped * inverse[..., None]).reshape(x.shape), -LARGEST[dtype.name], LARGEST[dtype.name])
+    return {"out": scaled.astype(dtype.numpy), "scales": scales}
 
 
 def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The producer warpgroup of 8-bit K and V: words of a tile are loaded while those of the tile before become 16-bit
+"""The producer of 8-bit K and V: words of a tile are loaded while those of the tile before become 16-bit
 values in swizzled shared memory.
 
 An e4m3 value is one of f16 and of bf16; an int8 value times its scale is rounded to them. For fp8 K stays as it is.
@@ -6,17 +6,43 @@ An e4m3 value is one of f16 and of bf16; an int8 value times its scale is rounde
 
 from __future__ import annotations
 
-from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.sources import source_of
+from ptxgen.attention.prefill.wgmma.copies import PairedCopy, SwizzledCopy
+from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
-from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL
-from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WARPGROUP
+from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, Ring
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
+from ptxgen.attention.prefill.wgmma.widened import sign_bits
+from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
 
 
 class Conversions(Producer):
     """Fragments `begin_tiles`, `load_k`, and of a tile `aim_fill`, `load_v`, `fill_k`, `next_fill`, `fill_v`."""
+
+    def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
+        super().__init__(b, spec, tile, items, ring, dtype)
+        if not spec.fp8:
+            kind = spec.attention.problem.kv_dtype
+            self.kv = PairedCopy(b, "kv", spec.dim, tile.keys, tile.producer_threads, dtype, kind)
+            self.source = source_of(b, spec, items, self.kv)
+
+    def aim(self, smem: Reg) -> None:
+        if self.spec.fp8:
+            super().aim(smem)
+            self.kv_row, self.kv_chunk = self.row, self.chunk
+            return
+        QueryCopies.aim(self, smem)
+        b = self.b
+        self.kv_row, self.kv_chunk = self.kv.aim(self.thread)
+        first = self.kv.offset("kv_to", self.kv_row, self.kv_chunk)
+        b.op("add.u32", first, first, smem)
+        self.kv_to = (first, b.op("xor.b32", b.reg("kv_to_next", "u32"), first, CHUNK))
+        self.filled = b.op("mov.u32", "filled", 0, note="tiles so far")
 
     def build(self, smem: Reg) -> None:
         QueryCopies.build(self, smem)
@@ -36,10 +62,15 @@ class Conversions(Producer):
         with b.fragment("aim_fill", "the slot of this tile of keys"):
             self.stage, self.slot, self.parity = self.ring.slot("fill", self.filled)
             b.op("xor.b32", self.parity, self.parity, 1)
-            self.slot_at = b.op("mad.lo.u32", "fill_at", self.stage, tile.kv_bytes, self.to)
             if self.spec.fp8:
+                self.slot_at = b.op("mad.lo.u32", "fill_at", self.stage, tile.kv_bytes, self.to)
                 for half, to in enumerate(self.v_to):
                     b.op("mad.lo.u32", self.v_at[half], self.stage, tile.kv_bytes, to)
+            else:
+                self.slots_at = [
+                    b.op("mad.lo.u32", b.reg(f"fill_at{half}", "u32"), self.stage, tile.kv_bytes, to)
+                    for half, to in enumerate(self.kv_to)
+                ]
             b.op("setp.eq.s32", "is_first_fill", self.step, 0)
         with b.fragment("load_v"):
             self._load("v")
@@ -66,7 +97,7 @@ class Conversions(Producer):
         b, items = self.b, self.items
         more = b.op("setp.lt.s32", "more_fills", self.step, items.key_tiles)
         items.key_begin = items.tile_start(self.step)
-        self.source.aim(self.row, self.chunk)
+        self.source.aim(self.kv_row, self.kv_chunk)
         b.op("selp.b32", self.source.left, self.source.left, 0, more)
         self.source.start()
 
@@ -75,19 +106,14 @@ class Conversions(Producer):
         fragment."""
         if not folds_scales(self.spec.attention.variant):
             return None
-        b = self.b
-        signs = b.op("mov.b32", b.reg("k_signs", "b32"), self.items.k_scale)
-        b.op("and.b32", signs, signs, -0x80000000)
-        upper = scratch(b, "k_sign", "b32")
-        for distance in (16, 8) if self.spec.fp8 else (16,):
-            b.op("shr.u32", upper, signs, distance)
-            b.op("or.b32", signs, signs, upper)
-        return signs  # type: ignore[no-any-return]
+        return sign_bits(self.b, self.items.k_scale)
 
     def _aim_v(self) -> None:
         """Where this thread's chunks of V go, of which each is 16 values; part of an open fragment."""
         b = self.b
-        self.wide = SwizzledCopy(b, "v", self.spec.dim, self.tile.keys, WARPGROUP, self.dtype, self.kv.source)
+        self.wide = SwizzledCopy(
+            b, "v", self.spec.dim, self.tile.keys, self.tile.producer_threads, self.dtype, self.kv.source
+        )
         chunk = b.op("shl.b32", b.reg("v_chunk", "u32"), self.chunk, 1)
         column = b.op("shr.u32", "v_column", chunk, LANES.bit_length() - 1)
         b.op("and.b32", chunk, chunk, LANES - 1)
@@ -126,18 +152,16 @@ class Conversions(Producer):
             number = 0
             for i in range(copy.spread.row_passes):
                 for column, takes_part in copy.passes(i):
-                    scale = self.scales[x][number]
-                    wide = None
-                    if scale is not None:
-                        wide = b.op("cvt.f32.f16", scratch(b, "wide_scale", "f32"), scale)
+                    scale, words = self.scales[x][number], self.words[x][number]
                     signs = self.signs if x == "k" else None
-                    words = self.words[x][number]
-                    if self.spec.fp8 and x == "v":
+                    if not self.spec.fp8:
+                        places = [copy.place((to, at), i, column) for to in self.slots_at]
+                        copy.convert(words, places, takes_part, scale, signs)
+                    elif x == "v":
                         offset = at + (i * copy.spread.rows_per_pass + 2 * column * self.tile.keys) * SWIZZLED_ROW
-                        for half, place in enumerate(self.v_at):
-                            self.wide.store(words[2 * half : 2 * half + 2], place[offset], takes_part)
+                        self.wide.convert(words, [place[offset] for place in self.v_at], takes_part, None, None)
                     else:
-                        copy.store(words, copy.place((self.slot_at, at), i, column), takes_part, wide, signs)
+                        copy.convert(words, [copy.place((self.slot_at, at), i, column)], takes_part, scale, signs)
                     number += 1
             b.note("seen by wgmma from here on")
             b.op("fence.proxy.async.shared::cta")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
 from ptxgen.attention.prefill.sources import Source
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW
+from ptxgen.attention.prefill.wgmma.widening import scaled, widen
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
-from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.convert import scratch, store_words
 
 
 class SwizzledCopy(RowCopy):
@@ -32,12 +35,58 @@ class SwizzledCopy(RowCopy):
 
     def take(self, other: SwizzledCopy) -> None:
         """The same threads in the same places as another copy that has been aimed."""
+        assert self.spread.spare_rows == other.spread.spare_rows, "their last passes have the same threads"
         self.has = other.has
 
     def place(self, to: Place, row_pass: int, column: int) -> Addr:
         """A pass over rows skips a multiple of 8, so the swizzle stays; a pass over columns skips all rows."""
         s = self.spread
         return to[0][to[1] + (row_pass * s.rows_per_pass + column * s.rows) * SWIZZLED_ROW]
+
+    def convert(
+        self, words: Sequence[Reg], to: Sequence[Addr], pred: Reg | None, scale: Reg | None, signs: Reg | None
+    ) -> None:
+        """A chunk's words of 8-bit values, as those of the target's type, to shared memory: equal parts to its places.
+
+        `scale` (f16) multiplies int8 values, and the bits of `signs` turn those of e4m3; the words do not stay.
+        """
+        b, words = self.b, self.widened(words, scale, signs)
+        each = len(words) // len(to)
+        for n, place in enumerate(to):
+            assert isinstance(place.base, Reg)
+            store_words(b, place.base, words[n * each : (n + 1) * each], place.offset, space="shared", pred=pred)
+
+    def widened(self, words: Sequence[Reg], scale: Reg | None, signs: Reg | None) -> Sequence[Reg]:
+        """The same in scratch registers, or where they are."""
+        b = self.b
+        for word in words if signs is not None else ():
+            b.op("xor.b32", word, word, signs)
+        if self.source == self.target:
+            return words
+        packed = [scratch(b, f"packed{i}", "b32") for i in range(2 * len(words))]
+        if scale is None:
+            widen(b, packed, words, self.target)
+        else:
+            scaled(b, packed, words, scale, self.target)
+        return packed
+
+
+class PairedCopy(SwizzledCopy):
+    """Of rows of bytes that become 16-bit values: a thread's 16 bytes become two chunks, side by side.
+
+    Four threads take a swizzled row and four others the next one, so that eight that store together meet all banks.
+    """
+
+    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType, source: DType) -> None:
+        super().__init__(b, name, dim, rows, threads, dtype, source)
+        self.elements = CHUNK // source.bytes
+        self.spread = Spread(dim // self.elements, rows, threads, LANES // 2)
+
+    def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
+        """That of the first of the two; the other's is this one with CHUNK turned."""
+        b = self.b
+        first = b.op("shl.b32", scratch(b, f"{name}_chunk", "u32"), chunk, 1)
+        return super().offset(name, row, first)
 
 
 def copy_rows(copy: SwizzledCopy, source: Source, x: str, to: Place) -> None:

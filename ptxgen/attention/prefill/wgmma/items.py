@@ -37,6 +37,9 @@ class Items(Rows):
         self.adapts, self.pairs = adapts(spec), pairs(spec)
         self.tile_rows: Reg | int = tile.rows
         self.past_the_end = self.cache.batched and by_maps(spec)
+        self.widened = spec.widened
+        self.wide: dict[str, Reg] = {}  # K's and V's 16-bit rows in memory: heads one after the other, each of kv_len
+        self.k_scales: Reg | None = None  # of the heads, where their address is known already
 
     def locate(self) -> None:
         b = self.b
@@ -129,7 +132,7 @@ class Items(Rows):
     def _sections(self) -> None:
         """How many heads stay in the L2 cache together; part of an open fragment."""
         b, heads = self.b, self.problem.n_kv_heads
-        per_key = self.cache.k.row_bytes + self.cache.v.row_bytes
+        per_key = (self.cache.k.row_bytes + self.cache.v.row_bytes) * (2 if self.widened else 1)
         shifts = heads & (heads - 1) == 0  # all sections have a power of two of heads
         self.heads_shift: Reg | None = b.op("mov.u32", "section_shift", 0) if shifts else None
         self.section_heads = b.op("mov.u32", "section_heads", 1)
@@ -183,7 +186,8 @@ class Items(Rows):
             self.first_head()
             if folds_scales(self.variant):
                 self.k_scale = b.reg("k_scale_of_head", "f32")
-                at = b.op("mad.wide.u32", scratch(b, "k_scale_at", "u64"), self.kv_head, 4, b.ld_param("k_scale"))
+                scales = b.ld_param("k_scale") if self.k_scales is None else self.k_scales
+                at = b.op("mad.wide.u32", scratch(b, "k_scale_at", "u64"), self.kv_head, 4, scales)
                 b.op("ld.global.nc.f32", self.k_scale, at[0])
             if not self.problem.by_token:
                 self.q_rows()

@@ -12,6 +12,7 @@ from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
 from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts
 from ptxgen.attention.prefill.wgmma.variants import plain
+from ptxgen.attention.prefill.wgmma.widened import Widened
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, bf16
 
@@ -23,17 +24,20 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     maps, converted = by_maps(spec), converts(spec)
     queries = 32 * WARPS if maps else 0  # the first thread that copies q
     items = Items(b, spec, tile)
-    ring = Ring(b, tile, 1 if maps else WARPGROUP, WARPGROUP - queries)
+    threads = tile.producer_threads
+    ring = Ring(b, tile, 1 if maps else threads, threads - queries)
     arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
     with b.fragment("begin", "shared memory and its mbarriers"):
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
         ring.begin(smem)
-        b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
-        b.op("setp.eq.u32", "makes_barriers", items.thread, WARPGROUP)
+        b.op("setp.lt.u32", "is_producer", items.thread, threads)
+        b.op("setp.eq.u32", "makes_barriers", items.thread, threads)
     with b.fragment("make_barriers"):
         ring.make(smem)
     items.locate()
+    if spec.widened:
+        Widened(b, spec, tile, items, dtype).build()
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
     with b.fragment("take_registers"):
@@ -64,5 +68,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails,
+        has_tails=tile.tails, widens=spec.widened,
     )  # fmt: skip

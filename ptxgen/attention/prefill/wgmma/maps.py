@@ -46,10 +46,11 @@ class Maps:
         with b.fragment("meet_lanes"):
             b.op("bar.warp.sync", -1)
         with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
-            array, (keys, heads) = b.ld_param("k"), self._extents()
-            values = b.ld_param("v")
-            b.op("selp.b64", array, values, array, copies_v)
-            row = cache.k.row_bytes
+            rows = items.wide
+            array = rows["k"] if rows else b.ld_param("k")
+            keys, heads = self._extents()
+            b.op("selp.b64", array, rows["v"] if rows else b.ld_param("v"), array, copies_v)
+            row = cache.k.dim * self.dtype.bytes
             stride = b.reg("map_stride", "u64")
 
             def put(field: str, *operands: object, wide: bool = False) -> None:
@@ -68,9 +69,11 @@ class Maps:
                 put("global_dim", n, extent)
             for n in range(DIMENSIONS):
                 put("element_stride", n, 1)
-            b.op("mov.u64", stride, cache.k.bytes * cache.rows_per_position)
+            b.op("mov.u64", stride, row if rows else cache.k.bytes * cache.rows_per_position)
             put("global_stride", 0, stride, wide=True)
-            if cache.by_token or cache.heads_inside:
+            if rows:
+                b.op("mul.wide.u32", stride, keys, row)
+            elif cache.by_token or cache.heads_inside:
                 b.op("mov.u64", stride, row)
             elif cache.page_size:
                 b.op("mov.u64", stride, cache.page_size * row)

@@ -8,7 +8,7 @@ from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy, copy_rows
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.rounding import Rounding
-from ptxgen.attention.prefill.wgmma.tile import FEWEST, LANES, ROWS, WARPGROUP, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import FEWEST, LANES, ROWS, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, e4m3
@@ -16,13 +16,13 @@ from ptxgen.idioms.convert import scratch
 
 
 class QueryCopies:
-    """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by the threads from `first` to 127."""
+    """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by producer threads from `first` on."""
 
     def __init__(
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
     ) -> None:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
-        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, e4m3 if spec.fp8 else dtype)
+        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, tile.producer_threads - first, e4m3 if spec.fp8 else dtype)
         self.dtype = dtype
 
     def aim(self, smem: Reg) -> None:
@@ -97,7 +97,9 @@ class Producer(QueryCopies):
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
         super().__init__(b, spec, tile, items, ring, dtype)
         source = spec.attention.problem.kv_dtype
-        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, source if spec.fp8 else dtype, source)
+        self.kv = SwizzledCopy(
+            b, "kv", spec.dim, tile.keys, tile.producer_threads, source if spec.fp8 else dtype, source
+        )
         self.source = source_of(b, spec, items, self.kv)
 
     def aim(self, smem: Reg) -> None:

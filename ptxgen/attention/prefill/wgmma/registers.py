@@ -53,7 +53,7 @@ class ConsumerRegisters:
         b.op("shfl.sync.idx.b32", warp, warp, 0, 31, -1)
         self.warp = b.op("and.b32", b.reg("warp_of_group", "u32"), warp, 3)
         self.group = b.op("shr.u32", "warpgroup", warp, 2)
-        b.op("sub.u32", self.group, self.group, 1)
+        b.op("sub.u32", self.group, self.group, tile.producers)
         self.is_first_lane = b.op("setp.eq.u32", "is_first_lane", self.lane, 0)
         q_rows = self.q_rows = b.op("mad.lo.u32", "q_rows_at", self.group, tile.q_bytes, smem)
         if not tile.q_in_registers:
@@ -85,7 +85,7 @@ class ConsumerRegisters:
         b.op("mul.lo.u32", row, row, ROWS // 4)
         quad = b.op("bfe.u32", scratch(b, "own_quad", "u32"), thread, 2, 3)
         b.op("add.s32", row, row, quad)
-        b.op("sub.s32", row, row, 128 // 32 * ROWS // 4)
+        b.op("sub.s32", row, row, self.tile.producers * ROWS)
         b.op("add.s32", row, row, self.items.first_row)
         b.op("and.b32", column, thread, 3)
         b.op("shl.b32", column, column, 1)

@@ -42,12 +42,18 @@ class WgmmaTile:
     producer_registers: int
     consumer_registers: int
     out_over_q: bool = False
+    producers: int = 1
     tails: bool = False
     fp8: bool = False
 
     @property
+    def producer_threads(self) -> int:
+        """The first ones of a CTA."""
+        return WARPGROUP * self.producers
+
+    @property
     def threads(self) -> int:
-        return WARPGROUP * (1 + self.warpgroups)
+        return self.producer_threads + WARPGROUP * self.warpgroups
 
     @property
     def rows(self) -> int:
@@ -148,18 +154,20 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
 )
 _BY_CONVERSION: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
-    (64, 3, 80, True, 56, 152, False),
-    (96, 2, 96, False, 104, 200, False),
-    (128, 2, 128, False, 104, 200, False),
-    (192, 2, 80, False, 88, 208, True),
-)
-_BY_SCALED_CONVERSION: tuple[_Row, ...] = (
-    (32, 2, 16, False, 72, 216, False),
-    (64, 3, 64, True, 56, 152, False),
+    (64, 3, 96, False, 80, 144, False),
     (96, 2, 96, False, 104, 200, False),
     (128, 2, 96, False, 104, 200, False),
     (192, 2, 64, False, 104, 200, True),
 )
+# In their place, and how many warpgroups of producers: by head_dim, whether scales lie beside the values, and whether
+# there are several sequences, pages or a ring, whose producer has more to compute.
+_CONVERTED: dict[tuple[int, bool, bool], tuple[_Row, int]] = {
+    (96, False, False): ((96, 2, 128, False, 104, 200, False), 1),
+    (128, False, False): ((128, 2, 128, False, 104, 200, False), 1),
+    (128, False, True): ((128, 2, 128, False, 104, 200, False), 1),
+    (128, True, False): ((128, 2, 128, False, 64, 192, False), 2),
+    (192, False, False): ((192, 2, 96, False, 104, 200, True), 1),
+}
 _BY_FP8: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 80, True, 80, 144, False),
@@ -172,25 +180,28 @@ _BY_FP8: tuple[_Row, ...] = (
 def wgmma_tile(
     dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False, fp8: bool = False
 ) -> WgmmaTile:
-    """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps, those of a batch if
-    `batched`; `converts`: they become 16-bit values on their way, `scaled`: with scales beside them, `fp8`: but
-    for K."""
+    """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
+    sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
+    them, `fp8`: but for K."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if converts:
-        table = _BY_FP8 if fp8 else _BY_SCALED_CONVERSION if scaled else _BY_CONVERSION
-    row = next(row for row in table if dim <= row[0])
-    return WgmmaTile(dim, *row[1:], tails=maps and batched, fp8=fp8)
+        table = _BY_FP8 if fp8 else _BY_CONVERSION
+    row, producers = next(row for row in table if dim <= row[0]), 1
+    if converts and not fp8:
+        row, producers = _CONVERTED.get((row[0], scaled, batched), (row, producers))
+    return WgmmaTile(dim, *row[1:], producers=producers, tails=maps and batched, fp8=fp8)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
     cache = prefill.attention.cache
-    return wgmma_tile(prefill.dim, by_maps(prefill), cache.batched, converts(prefill), cache.quantised, prefill.fp8)
+    several = cache.batched or bool(cache.ring)
+    return wgmma_tile(prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8)
 
 
 def converts(prefill: Prefill) -> bool:
     """Whether K and V of 8 bits become 16-bit values on their way into shared memory."""
-    return prefill.attention.problem.kv_dtype.bits == 8
+    return prefill.attention.problem.kv_dtype.bits == 8 and not prefill.widened
 
 
 def by_maps(prefill: Prefill) -> bool:
@@ -223,7 +234,7 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
     return (
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
-        and (problem.q_dtype == problem.kv_dtype or converts(prefill))
+        and (problem.q_dtype == problem.kv_dtype or problem.kv_dtype.bits == 8)
         and prefill.dim % 16 == 0
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and (prefill.dim <= STEPPED or not variant.steps)

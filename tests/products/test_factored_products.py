@@ -1,0 +1,142 @@
+"""Products of many tokens in e4m3 with scales of blocks: powers of four that a warp packs, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import generate
+from ptxgen.assembler import assemble
+from ptxgen.dtypes import bf16, e4m3
+from ptxgen.generator import clear_cache
+from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma.geometry import FACTORED, Geometry
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.tools.trial import trial
+from tests.support.marks import needs_assembler
+
+WHERE = "sm_90a"
+EXACT = 1e-6  # sums are f32, as on the device those of 128 columns are not
+MODES = pytest.mark.parametrize("mode", ["check", "random"])
+
+
+def product(**fields: Any) -> PackedGemm:
+    return PackedGemm(**{"weights": "e4m3_block", "x_dtype": e4m3, "precision": "fast", **fields})
+
+
+@pytest.fixture
+def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CTA goes on to further tiles."""
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    yield
+    clear_cache()
+
+
+@MODES
+@pytest.mark.parametrize(("rows", "count"), FACTORED)
+@pytest.mark.parametrize("k", [128, 1152])
+def test_every_tile(mode: str, rows: int, count: int, k: int) -> None:
+    spec = product(n=512, k=k, tokens=count, tile_rows=rows, split=1)
+    assert Geometry.of(spec).factored
+    trial(spec, CpuDevice(mode=mode), target=WHERE, rows=count + 9, limit=EXACT).require()
+
+
+CASES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (300, {"n": 384, "k": 512, "tokens": 128, "split": 2, "bias": True}),
+    (300, {"n": 512, "k": 512, "tokens": 192, "stream": True}),
+    (700, {"n": 512, "k": 1152, "tokens": 192, "split": 1, "residual": True, "indirect": True, "programmatic": True}),
+    (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "split": 2, "activation": "silu"}),
+    (300, {"n": 512, "k": 1024, "tokens": 96, "share": 2, "stream": True, "residual": True, "programmatic": True}),
+)
+
+
+@MODES
+@pytest.mark.parametrize(("rows", "fields"), CASES, ids=str)
+@pytest.mark.usefixtures("few_processors")
+def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    spec = product(**fields)
+    assert Geometry.of(spec).factored
+    trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=EXACT).require()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 200},  # a block of rows that is not whole
+        {"n": 256, "gated": True, "activation": "silu"},
+        {"n": 256, "tile_rows": 64},
+        {"n": 256, "tokens": 64},
+        {"n": 256, "tokens": 256, "residual": True},  # no registers are left
+        {"n": 256, "weights": "e4m3_channel", "promoted": True},
+    ],
+    ids=str,
+)
+def test_other_products_read_scales_themselves(fields: dict[str, Any]) -> None:
+    spec = product(**{"k": 512, "tokens": 128, "tile_rows": 128, **fields})
+    assert not Geometry.of(spec).factored
+    assert "factors:" not in generate(spec, WHERE).text
+
+
+@MODES
+def test_a_scale_that_is_infinite_or_zero_is_its_tokens_alone(mode: str) -> None:
+    spec, rows = product(n=128, k=256, tokens=128, split=1), 40
+    given = spec.example(np.random.default_rng(0), rows=rows)
+    scales = given["x_scales"].copy()
+    scales[0, 1, 5], scales[0, 0, 6] = np.inf, 0
+    done = trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=EXACT)
+    spoiled = trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, arguments={"x_scales": scales})
+    others = [row for row in range(rows) if row not in (5, 6)]
+    got, wanted = spoiled.outputs["out"], done.outputs["out"]
+    assert (got[others] == wanted[others]).all()
+    assert np.isinf(got[5]).any()
+    assert np.isfinite(got[6]).all()
+
+
+def test_scales_of_groups_are_the_least_powers_of_four_that_hold_them() -> None:
+    x = np.random.default_rng(0).standard_normal((9, 512), np.float32)
+    x *= np.float32(10.0) ** np.random.default_rng(1).integers(-30, 30, (9, 1)).astype(np.float32)
+    x[4, :128] = 0
+    _, scales = tokens.pack_scaled(x, 16, e4m3, 128)
+    largest = np.abs(x).reshape(9, 4, 128).max(2)
+    found = scales[0, :4, :9].T
+    assert found[4, 0] == 0
+    there = found > 0
+    assert there.sum() == found.size - 1
+    assert (np.log2(found[there]) % 2 == 0).all()
+    ratio = largest[there] / found[there]
+    assert ratio.max() <= 448
+    assert ratio.min() > 448 / 4 * (1 - 1e-6)
+
+
+@MODES
+def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
+    spec = PackTokens(256, 8, dtype=e4m3, precision="fast", group=128)
+    x = np.random.default_rng(0).standard_normal((8, 256), np.float32)
+    x[2, 7], x[3, 200] = np.inf, np.nan
+    out = trial(spec, CpuDevice(mode=mode), target="sm_80", rows=8, arguments={"x": x}).require().outputs
+    with np.errstate(invalid="ignore"):  # infinity times zero
+        back = tokens.unpack(out["out"], 8, 256, out["scales"])
+    assert np.isnan(back[2]).any()
+    assert np.isnan(back[3]).any()
+    assert np.isfinite(back[[0, 1, 4, 5, 6, 7]]).all()
+
+
+@needs_assembler
+@pytest.mark.parametrize(("rows", "count"), FACTORED)
+@pytest.mark.parametrize("more", [{"out_dtype": bf16}, {"residual": True}, {"out_dtype": bf16, "share": 2}], ids=str)
+def test_no_spills(rows: int, count: int, more: dict[str, Any]) -> None:
+    """Of 256 tokens with a residual those are meant that read scales themselves."""
+    ptx = generate(product(n=4096, k=4096, tokens=count, tile_rows=rows, programmatic=True, **more), WHERE)
+    assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "wanted"), [(512, 4096, 4096, 128), (4096, 4096, 14336, 256), (512, 2048, 2048, 96)]
+)
+def test_the_best_tile_is_one_of_these(rows: int, n: int, k: int, wanted: int) -> None:
+    spec = PackedGemm.best(rows, n=n, k=k, weights="e4m3_block", x_dtype=e4m3, precision="fast", out_dtype=bf16)
+    assert (spec.tokens, Geometry.of(spec).factored) == (wanted, True)
