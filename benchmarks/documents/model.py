@@ -264,6 +264,24 @@ What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate and up in Q4_K 
   rows took 40.4 (one round of their tiles leaves 20 multiprocessors idle), CTAs that share tokens 36.8.
 - In units of rows, rounded once (`fast`): 27.5 for 32 tokens; in bf16 36.1, of which weights' conversion is the most.
 
+What held 32 tokens back was the ring: beside 32 KB of tokens a stage, two CTAs a multiprocessor had two stages each.
+One CTA with four or five, exact (`fast`): 4096×14336 in Q4_K 20.2 instead of 31.1 (17.8, 24.4), in Q6_K 29.6 instead of
+41.8 (21.5, 27.2), 4096×4096 9.3 instead of 11.9; llama-3-8b's step of 32 sequences at depth 4096 7165 instead of 7710,
+at 512 3780 instead of 4453. Beside that:
+
+- Gate and up in tiles of 256 rows, a block of 64 for each of four warpgroups, k shared out evenly: 7136, in tiles that
+  have all of k 7157, of 128 rows by two CTAs a multiprocessor 7243; two warpgroups with two blocks each 7112.
+- Nibbles as multiples of the smallest f16 number, by a mask and one product: 33.2 instead of 34.1 for 32 tokens, 20.3
+  instead of 22.4 for 8. Without conversions gate and up take 29.2, without their products 29.9, without tokens' copies
+  32.6, without either of the first 27.9 and 25.9; one, two and four warpgroups, one to four chunks a part and two to
+  four stages are within 10 %. An ncu profile shows no unit busier than the tensor cores, 47 %.
+- Clusters of four that are more than 30, and of eight more than 14, come in two rounds: 36 where clusters of two take
+  21 (4096×14336).
+- Four warpgroups pass registers on within what the CTA was launched with: 96 of each, so 112 beside 32, not 120.
+- The head (128256×4096, Q6_K): 193 in tiles of 192 rows whose k is shared out evenly, 227 before; `fast` 124.
+- bf16, 8 sequences at depth 512 (4202): 16 or 8 warps a CTA for gate and up, or for all products, 4203 to 4205; the
+  last product launched programmatically 4191.
+
 In batches of llama-3-8b at depth 4096 attention launched programmatically took 152 µs of the step where it takes 124
 alone. When the append ahead of it waits for the products' end, steps of 32, 16 and 8 sequences take 7286, 5024 and 3079
 instead of 8120, 5475 and 3287; at depth 512 they differ by 2 % and less. With fewer keys a position steps were longer:

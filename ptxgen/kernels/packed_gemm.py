@@ -17,7 +17,7 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import FEW_TOKENS, MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
 INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
-# registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
-REGISTERS = {2: (40, 232), 3: (32, 160)}
+# registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too
 
 
@@ -148,6 +148,7 @@ class PackedGemm(PackedProduct):
             precision="fast",
             activation="silu",
             gated=True,
+            tile_rows=256,
         ),
     )
 
@@ -185,8 +186,6 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
         yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
-        if self.stream and self.tokens <= MOST_ROWS_FIRST:
-            yield f"stream: is for more than {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: stream=False)"
         if self.stream and self.split > 1:
             yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
         if self.share * self.split > MOST_CLUSTER:
@@ -218,8 +217,9 @@ class PackedGemm(PackedProduct):
             yield f"by_row: is for f16 (got x_dtype={self.x_dtype.name}; nearest: x_dtype=f16)"
         if self.tokens > MOST_ROWS_FIRST:
             yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: by_row=False)"
-        if self.tile_rows == 192:
-            yield f"tile_rows: with by_row 64, 128 or 256 (got {self.tile_rows}; nearest: 128)"
+        if self.tile_rows == 192 and self.tokens > FEW_TOKENS:
+            most = FEW_TOKENS
+            yield f"tile_rows: 192 with by_row is for at most {most} tokens (got {self.tokens}; nearest: tokens={most})"
         if self.packed_out:
             yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 
@@ -234,7 +234,8 @@ class PackedGemm(PackedProduct):
 
     def _fits(self) -> Iterator[str]:
         """Accumulators in registers, the ring in shared memory, k among the CTAs."""
-        if self.gated and self.tile_rows in (64, 192):
+        mixed = self.by_row and self.tokens <= FEW_TOKENS and self.out_dtype == f32  # gate and up in one block
+        if self.gated and self.tile_rows in (64, 192) and not mixed:
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
@@ -353,7 +354,8 @@ class PackedGemm(PackedProduct):
         import numpy as np
 
         count = rows_of(a)
-        x = packed.unpack(a["x"], count, self.k, a["x_scales"] if self.scaled or self.by_row else None)
+        scales = a["x_scales"] if self.scaled or self.by_row else None
+        x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)
         y = multiplied(self, x, a)
         out = a["out"].copy()
         if self.packed_out:

@@ -117,7 +117,7 @@ class Products(Draft):
                 fields["by_row"] = True
                 given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-            fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split}
+            fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split, "stream": tiles.stream}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _norm_fields(self) -> dict[str, Any]:

@@ -66,9 +66,10 @@ def pair_of_f16(value: float) -> int:
     return half << 16 | half
 
 
-def bytes_to_f16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
-    """Bytes of a word as two registers of f16 pairs, each 1024 more than the byte: 0x64 above it."""
-    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+def bytes_to_f16(b: Builder, out: Sequence[Reg], word: Reg, *, apart: bool = False) -> None:
+    """Bytes of a word as two registers of f16 pairs, each 1024 more than the byte: 0x64 above it. The first has bytes
+    0 and 1, or with `apart` 0 and 2."""
+    for register, selector in zip(out, (0x4240, 0x4341) if apart else (0x4140, 0x4342), strict=True):
         b.op("prmt.b32", register, word, 0x64646464, selector)
 
 

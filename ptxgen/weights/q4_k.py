@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 BLOCK_BYTES = 144
 SUB = 32
+INTEGER_UNITS = (2.0**20, 2.0**16)  # of rows g and g + 8 in `nibble_integers`: 2^-24 times 16, and times 256
 _ORDER = (0, 2, 1, 3)  # of the mins' lower bits: where byte j's nibble stands
 
 
@@ -181,13 +182,13 @@ class Q4K(ByteCodes):
         return (*self.pieces, *OWN_MINS)
 
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        sub_block_integers(b, self, words, words[16:20], chunk, out[0])
+        nibble_integers(b, words[chunk], words[16:20], chunk, out[0])
 
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_block_mins(b, *words[24:])
 
     def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return block_factors(b, words[22:24], (1.0, 1.0))
+        return block_factors(b, words[22:24], INTEGER_UNITS)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -261,9 +262,36 @@ def sub_block_integers(
             byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
             b.op("mul.rn.f16x2", offset, factor, minus)
     for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
-        bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half))
+        bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half), apart=True)
         for register in out[half::2]:
             b.op("fma.rn.f16x2", register, register, factor, offset)
+
+
+def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg]) -> None:
+    """`integers` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
+    of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly."""
+    masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
+    factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
+    if chunk == 0:
+        for each, own in zip(scales, masked, strict=True):
+            b.op("and.b32", own, each, 0x3F3F3F3F)
+    if chunk % 2 == 0:
+        upper, t = divmod(chunk // 2, 4)
+        both = convert.scratch(b, "integer_scales", "b32")
+        pair_of_rows = tuple(convert.scratch(b, f"integer_scale_{name}", "b16") for name in ("lower", "upper"))
+        b.op("prmt.b32", both, masked[t], 0x74747474, 0x4240 | 0x0101 * upper)
+        b.op("add.rn.f16x2", both, both, constant(b, "minus_16384", pair_of_f16(-16384)))
+        b.op("mov.b32", pair_of_rows, both)
+        for factor, scale in zip(factors, pair_of_rows, strict=True):
+            b.op("mov.b32", factor, (scale, scale))
+    shifted = convert.scratch(b, "odd_nibbles", "b32")
+    for odd in (0, 1):
+        if odd:
+            word = b.op("shr.u32", shifted, word, 8)
+        for half, (factor, mask) in enumerate(zip(factors, (0x000F000F, 0x00F000F0), strict=True)):
+            register = out[2 * odd + half]
+            b.op("and.b32", register, word, mask)
+            b.op("mul.rn.f16x2", register, register, factor)
 
 
 def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:

@@ -133,7 +133,7 @@ class Q6K(ByteCodes):
         b.op("xor.b32", biased, words[24 + 2 * t + q // 2], 0x80808080)
         for half, factor in enumerate(factors):
             byte_to_f16(b, factor, biased, 2 * (q % 2) + half, 128)
-            bytes_to_f16(b, code, self.code_bytes(b, words, chunk, half))
+            bytes_to_f16(b, code, self.code_bytes(b, words, chunk, half), apart=True)
             for i, register in enumerate(code):
                 b.op("add.rn.f16x2", register, register, less)
                 rounded = b.op("mul.rn.f16x2", out[0][2 * i + half], register, factor)

@@ -64,7 +64,7 @@ def test_a_row_keeps_so_many_bits(digits: int, bits: int) -> None:
     assert (np.log2(units[:, 0].reshape(-1)[:13]) % 1 == 0).all()
     largest = np.abs(packed[:, :, 0].astype(np.float64)).max((1, 3)).reshape(-1)[:13]
     assert ((largest >= 2**14) & (largest <= 2**15)).all()
-    back = tokens.unpack(packed, 13, 700, units)
+    back = tokens.unpack(packed, 13, 700, units, apart=True)
     limit = np.maximum(np.abs(x) * 2.0**-bits, np.abs(x).max(1, keepdims=True) * 2.0**-38)
     assert (np.abs(back - x) <= limit).all()
     assert sums.shape == (2, 3, 2, 8, 8)
@@ -75,7 +75,7 @@ def test_sums_are_those_of_the_digits(digits: int) -> None:
     """Those of columns 32 s on at place 2 (s mod 4) + s div 4, over 32."""
     x = np.random.default_rng(1).standard_normal((8, 512), np.float32)
     packed, units, sums = tokens.pack_by_row(x, 8, digits)
-    scaled = tokens.unpack(packed, 8, 512, units) / units[0, 0][:, None].astype(np.float64)
+    scaled = tokens.unpack(packed, 8, 512, units, apart=True) / units[0, 0][:, None].astype(np.float64)
     wanted = scaled.reshape(8, 2, 8, 32).sum(3) / 32
     found = sums.astype(np.float64).sum(2)[0].transpose(1, 0, 2)  # [token, unit, place]
     places = [tokens.sum_place(sub) for sub in range(8)]
@@ -88,7 +88,7 @@ def test_rows_of_the_smallest_and_the_largest_numbers(value: float) -> None:
     packed, units, _ = tokens.pack_by_row(x, 8, 2)
     assert np.isfinite(packed.astype(np.float32)).all()
     assert (units > 0).all()
-    back = tokens.unpack(packed, 2, 64, units)
+    back = tokens.unpack(packed, 2, 64, units, apart=True)
     assert np.abs(back - x).max() <= max(value * 2.0**-22, 2.0**-138)
 
 
@@ -127,6 +127,33 @@ def test_tiles_and_the_rings_turns(mode: str, rows: int, fields: dict[str, Any])
     tried(product(**fields), mode, rows, 4e-3 if "out_dtype" in fields else EXACT)
 
 
+GATED = {"gated": True, "activation": "silu"}
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("processors", [2, 132])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (32, {"tokens": 32, "stream": True, "tile_rows": 64, "residual": True, "programmatic": True}),
+        (40, {"tokens": 32, "stream": True, "tile_rows": 256, "programmatic": True, **GATED}),
+        (30, {"tokens": 32, "tile_rows": 256, **GATED}),
+        (33, {"tokens": 32, "tile_rows": 64, "precision": "fast", **GATED}),
+        (19, {"tokens": 16, "tile_rows": 64, "split": 2, **GATED}),
+        (9, {"tokens": 8, "stream": True, "tile_rows": 192, "indirect": True, "programmatic": True}),
+    ],
+    ids=str,
+)
+def test_a_block_of_rows_for_every_warpgroup(
+    mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k shared out evenly among few CTAs and among many; gate and up in records of neighbouring warps."""
+    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    spec = product(n=200, k=1024, **fields)
+    assert Geometry.of(spec).shape.blocks == 1
+    tried(spec, mode, rows, EXACT)
+
+
 def test_a_token_is_the_same_bits_among_others() -> None:
     spec = product(n=64, k=512, tokens=16)
     many = tried(spec, "fast", 12, EXACT).outputs["out"]
@@ -156,7 +183,10 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
     [
         ({"weights": "q8_0"}, r"by_row: is for q4_k, q5_k, q6_k \(got weights='q8_0'"),
         ({"tokens": 128}, r"by_row: is for at most 64 tokens \(got tokens=128"),
-        ({"tile_rows": 192}, r"tile_rows: with by_row 64, 128 or 256 \(got 192; nearest: 128\)"),
+        (
+            {"tile_rows": 192, "tokens": 64},
+            r"tile_rows: 192 with by_row is for at most 32 tokens \(got 64; nearest: tokens=32\)",
+        ),
         ({"n": 256, "packed_out": True}, "packed_out: needs the unit of a whole row"),
     ],
 )
@@ -191,7 +221,13 @@ def test_two_stages_fit(name: str, count: int, precision: str, fusion: dict[str,
 @pytest.mark.parametrize("count", [16, 32])
 @pytest.mark.parametrize("precision", ["fast", "exact"])
 def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> None:
-    for fusion in ({"residual": True}, {"gated": True, "activation": "silu"}):
-        fields = {"n": 4096, "k": 4096, "weights": name, "precision": precision, **fusion}
+    for fusion in (
+        {"n": 4096, "k": 4096, "residual": True},
+        {"n": 4096, "k": 14336, "residual": True},
+        {"n": 4096, "k": 4096, **GATED},
+        {"n": 14336, "k": 4096, **GATED},
+        {"n": 128256, "k": 4096},
+    ):
+        fields = {"weights": name, "precision": precision, **fusion}
         ptx = generate(PackedGemm.best(count, x_dtype=f16, by_row=True, **fields), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)

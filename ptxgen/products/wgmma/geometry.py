@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
@@ -44,18 +44,25 @@ LONG = {64: (65, PROCESSORS), 128: (1, 64)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 # tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
-MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
+MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
-# of 32 tokens as integers: precision, matrices, whether there are mins, rows from and to, columns from: rows of a CTA,
-# CTAs that share k
+# of products of integers by at most 32 tokens: precision, matrices, whether there are mins, rows from and to, columns
+# from: rows of a CTA, CTAs that share k, whether they share it out evenly
 INTEGER_TILES = (
-    ("exact", 1, True, 4096, 6144, 4096, 128, 4),
-    ("exact", 1, False, 4096, 4096, 8192, 64, 8),
-    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1),
+    ("exact", 1, True, 4097, 6144, 4096, 64, 1, True),
+    ("exact", 1, True, 4096, 4096, 8192, 64, 2, False),
+    ("exact", 1, False, 4096, 4096, 8192, 128, 1, True),
+    ("exact", 1, False, 65536, 1 << 20, 4096, 192, 1, True),
+    ("exact", 2, True, 24576, 1 << 20, 4096, 256, 1, True),
+    ("fast", 1, True, 4096, 4096, 8192, 64, 2, False),
+    ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
+    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
+MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
 # sums, and of fragments of A
@@ -89,13 +96,13 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
     usual = TALL if tall else 64 * parts if few else 128 * parts
     tile_rows, split = spec.tile_rows or usual, spec.split
-    if spec.by_row and not (spec.tile_rows or spec.split):
-        tile_rows, split = _of_integers(spec, tokens, rows) or (tile_rows, split)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
-    if spec.by_row and tile_rows == 128 and tokens <= 32:
-        groups = 1  # a warpgroup converts one block of rows while the last products of the other run
     blocks = max(parts, tile_rows // (64 * groups))
-    alone = few and spec.share <= 1
+    if spec.by_row and tokens <= FEW_TOKENS:
+        apart = parts > 1 and (_halves(spec) or tile_rows == 64 * parts)  # a block of gate and one of up
+        groups = max(1, tile_rows // (64 * parts if apart else 64))  # while one converts weights another's products run
+        blocks = parts if apart else 1
+    alone = few and spec.share <= 1 and not spec.stream
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
@@ -103,14 +110,16 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         split = max(split, 2)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
-    if spec.by_row and _held(spec, tokens, blocks) > MOST_HELD:
-        part = 2
+    if spec.by_row:
+        part = _part(spec, tokens, groups, blocks)
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
-    many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
+    many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
+    if spec.by_row:  # else a deeper ring is faster
+        many = row_tiles > CLUSTERS[split]
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
-    beside = groups == 1 and fits and many
+    beside = groups == 1 and fits and many and not (few and spec.stream)
     if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
         least, most = LONG.get(tokens, (0, 0))
         if least <= -(-rows // tile_rows) * split <= most:
@@ -118,13 +127,22 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
-def _of_integers(spec: PackedProduct, tokens: int, rows: int) -> tuple[int, int] | None:
-    """Rows of a CTA and CTAs that share k, of a matrix of so many rows, where they were measured to be the fastest."""
+def of_integers(spec: PackedProduct) -> dict[str, Any]:
+    """The tile of a product of integers, as fields, where one was measured to be the fastest."""
+    rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
     for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
         same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
-        if tokens == FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
-            return found[0], found[1]
-    return None
+        if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+            return dict(zip(("tile_rows", "split", "stream"), found, strict=True))
+    return {}
+
+
+def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
+    """Chunks between two waits of a product of integers: as many as were the fastest and registers have room for."""
+    exact = spec.precision == "exact"
+    if exact and groups > MOST_GROUPS:
+        return 1
+    return 2 if (exact and groups == 1) or _held(spec, tokens, blocks) > MOST_HELD else 4
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
@@ -177,10 +195,11 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
         together = next(fit, tokens)
         return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
-    together = OCTET if spec.precision == "exact" or tokens % (2 * OCTET) else 16 // shape.blocks
-    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
-        TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
-    )
+    few = spec.precision == "exact" or spec.by_row or tokens % (2 * OCTET)
+    together = OCTET if few else 16 // shape.blocks
+    # of a warp, or of two that have a block each, gate and up
+    columns = TILE_ROWS * shape.blocks + BANK_PAD * min(spec.parts, shape.blocks)
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * columns
 
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
@@ -232,6 +251,9 @@ class Geometry:
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
+    streams: bool  # CTAs share out the k of all tiles
+    result_buffers: int  # of a warp's results as they are, in turn
+    integers: bool  # products are those of integers
     factored: bool  # a warp packs the scales of blocks: `factors.py`
 
     @classmethod
@@ -261,10 +283,11 @@ class Geometry:
         alternate = shape.tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
-        steps = kind.tiles(spec.k) // shape.tiles
+        steps, halves, turns = kind.tiles(spec.k) // shape.tiles, _halves(spec), RESULT_BUFFERS
+        if spec.by_row and not halves and not sums and (room - results // 2) // stage > (room - results) // stage:
+            results, turns = results // 2, 1
         ring = room if sums else room - results
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
-        halves = _halves(spec)
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
             if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
@@ -280,7 +303,8 @@ class Geometry:
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, factored,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
+            spec.by_row, factored,
         )  # fmt: skip
 
     @property
@@ -306,6 +330,11 @@ class Geometry:
         return WARPS * self.shape.groups
 
     @property
+    def mates(self) -> int:
+        """Warps that have the matrices of the same outputs: two where each has a record of gate, or of up."""
+        return -(-self.parts // self.shape.blocks)
+
+    @property
     def multiplying(self) -> int:
         """Threads that multiply."""
         return 32 * self.warps
@@ -319,8 +348,8 @@ class Geometry:
     def wide(self) -> bool:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
-        most = 256 if self.shape.groups == 2 else 384
-        return self.shape.groups > 1 and (self.exact or self.sums * self.shape.groups > most)
+        groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
+        return groups > 1 and (self.exact or self.sums * groups > most or (self.integers and groups > 2))
 
     @property
     def records(self) -> int:
@@ -341,7 +370,7 @@ class Geometry:
     def rows_first(self) -> bool:
         """Whether neighbouring CTAs have the same tokens, not the same rows: weights are read once anyway, and a CTA
         knows its first rows before it knows how many tokens there are."""
-        return self.tokens <= MOST_ROWS_FIRST
+        return self.tokens <= MOST_ROWS_FIRST and not self.streams
 
     @property
     def early(self) -> int:

@@ -67,7 +67,8 @@ class HalfResults:
                 self._take(first)
             rounds.append((leave, take))
         meets = self.meeting, THREADS
-        b.expose(result_rounds=rounds, result_meeting=meets, meets_last=len(rounds) % RESULT_BUFFERS > 0)
+        last = len(rounds) % RESULT_BUFFERS > 0
+        b.expose(result_rounds=rounds, result_meeting=meets, meets_each=False, meets_last=last)
 
     def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
         b, at = self.b, self.at

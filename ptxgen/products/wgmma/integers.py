@@ -8,21 +8,46 @@ The weights of the next block of rows in a stage are converted while the last pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import overload
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.multiply import Part
+from ptxgen.products.wgmma.geometry import MOST_GROUPS, Geometry
+from ptxgen.products.wgmma.multiply import Part, PieceOfTile
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
+
+
+class AskedFor(Sequence[Reg]):
+    """Registers of a tile's pieces, each of which is read when a word of it is first asked for."""
+
+    def __init__(self, pieces: Sequence[PieceOfTile], read: Callable[[PieceOfTile], None]) -> None:
+        self._read = read
+        self._words = [word for piece in pieces for word in piece.words]
+        self._missing: list[PieceOfTile | None] = [piece for piece in pieces for _ in piece.words]  # of each word
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    @overload
+    def __getitem__(self, index: int) -> Reg: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Reg]: ...
+    def __getitem__(self, index: int | slice) -> Reg | Sequence[Reg]:
+        for each in range(len(self))[index] if isinstance(index, slice) else (index,):
+            piece = self._missing[each]
+            if piece is not None:
+                self._missing = [None if other is piece else other for other in self._missing]
+                self._read(piece)
+        return self._words[index]
 
 
 class IntegerMultiplier(ScaledMultiplier):
@@ -48,7 +73,7 @@ class IntegerMultiplier(ScaledMultiplier):
     def _part(self, part: Part, a: Sequence[Reg]) -> None:
         b, kind = self.b, self.kind
         if part.chunks[0] == 0:
-            self._read_words(part)
+            self._begin_tile(part)
         for index, chunk in enumerate(part.chunks):
             b.note(f"chunk {chunk} of the tile", after=RUN)
             kind.integers(b, self.words, chunk, self._fragments(a, index))
@@ -65,6 +90,13 @@ class IntegerMultiplier(ScaledMultiplier):
             self._describe_sums(part.tile)
             b.op(self.of_tokens, self.min_sums.regs, tuple(mins), self.descriptor, 0, 1, 1, 0)
         b.op("wgmma.commit_group.sync.aligned")
+
+    def _begin_tile(self, part: Part) -> None:
+        """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
+        if self.at.shape.groups > MOST_GROUPS:
+            self.words = AskedFor(self._pieces_of(part), self._read_piece)
+        else:
+            self._read_words(part)
 
     def _multiply(self, fragments: Sequence[Sequence[Reg]], place: int, *, fresh: bool) -> None:
         """A chunk's products; the first ones of a tile begin its sums."""

@@ -41,6 +41,15 @@ class Part(NamedTuple):
     chunks: range
 
 
+class PieceOfTile(NamedTuple):
+    """What a lane reads of a tile of a block of rows at once, `words`, from `offset` on."""
+
+    piece: Piece
+    words: Sequence[Reg]
+    offset: int
+    block: int
+
+
 class Turns(NamedTuple):
     """Named barriers of this warpgroup's turn and of the next one's, the threads of both, and which passes the first
     turn on."""
@@ -72,7 +81,8 @@ class Multiplier:
         self.flags = () if spec.scaled else (0,)  # B is not transposed; of bytes it could not be
         self.sets = self._sets()
         if not self.straight:
-            self.words = b.array("word", "b32", sum(piece.words for piece in self.pieces))
+            self.read = b.array("word", "b32", sum(piece.words for piece in self.pieces))
+            self.words: Sequence[Reg] = self.read.regs
         if not (self.straight or spec.by_row):
             self.values = b.array("weight_value", "f32", 2 * OWN)
         self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
@@ -275,20 +285,30 @@ class Multiplier:
             convert.load_words(self.b, own, place, offset, space="shared")
 
     def _read_words(self, part: Part) -> None:
-        first = 0
+        for piece in self._pieces_of(part):
+            self._read_piece(piece)
+
+    def _pieces_of(self, part: Part) -> list[PieceOfTile]:
+        """What a lane reads of a part's tile, and where to."""
+        found, first = [], 0
         for piece in self.pieces:
-            words = self.words[first : first + piece.words]
-            if piece.in_trailer:
-                offset = part.tile * (piece.step or 0)
-                convert.load_words(self.b, words, self.scales_at[part.block], offset, space="global.nc")
-            else:
+            offset = part.tile * (piece.step or 0)
+            if not piece.in_trailer:
                 offset = self.at.token_bytes + self._record(part) + piece.offset
-                place = self.places[piece.by, piece.stride]
-                if piece.half:
-                    self.b.op("ld.shared.u16", words[0], place[offset])
-                else:
-                    convert.load_words(self.b, words, place, offset, space="shared")
+            found.append(PieceOfTile(piece, self.read[first : first + piece.words], offset, part.block))
             first += piece.words
+        return found
+
+    def _read_piece(self, of: PieceOfTile) -> None:
+        piece = of.piece
+        if piece.in_trailer:
+            convert.load_words(self.b, of.words, self.scales_at[of.block], of.offset, space="global.nc")
+            return
+        place = self.places[piece.by, piece.stride]
+        if piece.half:
+            self.b.op("ld.shared.u16", of.words[0], place[of.offset])
+        else:
+            convert.load_words(self.b, of.words, place, of.offset, space="shared")
 
     def _convert(self, chunk: int, fragments: list[Sequence[Reg]]) -> None:
         """Weights of a chunk in the tokens' type: rounded, or as digits."""

@@ -84,6 +84,8 @@ class PackedRows(KernelType):
 class Packing:
     """Fragments `begin` and `pack_pass`, with a norm also `begin_squares`, `squares_pass` and `root`."""
 
+    pieces = "columns 4t and 4t + 1 of a chunk are in its first piece, 4t + 2 and 4t + 3 in the second"
+
     def __init__(self, b: Builder, spec: PackedRows) -> None:
         self.b, self.spec = b, spec
         self.values = b.array("value", "f32", OWN * spec.flight)
@@ -117,7 +119,7 @@ class Packing:
     def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
         """Where the thread's columns go in a row of a block."""
         b, out = self.b, self.out
-        b.note("columns 4t and 4t + 1 of a chunk are in its first piece, 4t + 2 and 4t + 3 in the second")
+        b.note(self.pieces)
         piece = b.op("bfe.u32", "piece", own, 4, 2)
         b.op("shl.b32", piece, piece, 1)
         turned = b.op("and.b32", "turned", token, packed.GROUP - 1)

@@ -1,6 +1,7 @@
 """From accumulators to the output: sums change places in shared memory, so that a lane has four outputs of a token.
 
-Every warp does so for itself, some tokens at a time.
+Every warp does so for itself, some tokens at a time; or two do that have a record each, of gate and of up: then their
+warpgroup meets where a warp would, and one of the two takes up what both have left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, RESULT_BUFFERS, Geometry
+from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, RESULT_BUFFERS, WARPS, Geometry
 from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
@@ -30,7 +31,7 @@ class Results:
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
     ) -> None:
         self.b, self.spec, self.at, self.ring, self.sums = b, spec, at, ring, sums
-        self.area_rows = at.rows // at.warps  # of a part in an area of shared memory
+        self.area_rows = at.rows // at.warps * at.mates  # of a part in an area of shared memory
         self.pitch = 4 * (self.area_rows + BANK_PAD)
         self.part_bytes = self.pitch * at.result_tokens
         self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
@@ -49,12 +50,16 @@ class Results:
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
             area = b.op("mov.u32", "results_place", self.ring.memory)
             b.op("add.u32", area, area, at.results_at)
+            if at.mates > 1:
+                warp = self._find_mate(warp, area)
             row = b.op("shr.u32", "result_row", lane, 2)
             self.mine = b.op("and.b32", "leave_at", lane, 3)
             b.op("mul.lo.u32", self.mine, self.mine, 2 * self.pitch)
             b.op("mad.lo.u32", self.mine, row, 4, self.mine)
-            b.op("mad.lo.u32", self.mine, warp, RESULT_BUFFERS * self.buffer_bytes, self.mine)
+            b.op("mad.lo.u32", self.mine, warp, at.result_buffers * self.buffer_bytes, self.mine)
             b.op("add.u32", self.mine, self.mine, area)
+            if at.mates > 1:
+                b.op("mad.lo.u32", self.mine, self.mate, self.part_bytes, self.mine)
             self.token, self.column = b.reg("taken_token", "u32"), b.reg("taken_column", "u32")
             self.taken = b.reg("take_at", "u32")
             token, quad = split(b, "taken_token_", "taken_quad", lane, self.area_rows // VECTOR)
@@ -62,7 +67,7 @@ class Results:
             b.op("mul.lo.u32", self.column, quad, VECTOR)
             b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
-            b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
+            b.op("mad.lo.u32", self.taken, warp, at.result_buffers * self.buffer_bytes, self.taken)
             b.op("mad.lo.u32", self.column, warp, self.area_rows, self.column)
             self.token = tasks.own_token(self.token, at.out_tokens)
             self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
@@ -71,13 +76,47 @@ class Results:
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
         self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
+        if at.mates > 1:
+            self._in_rounds()
+            return
         with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
             self._find_output()
             self._leave_some(0)
             for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
-            if at.result_tokens == at.out_tokens:
+            if at.result_buffers == 1 or at.result_tokens == at.out_tokens:
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
+        b.expose(result_rounds=())
+
+    def _in_rounds(self) -> None:
+        """Fragments `find_output`, `leave<n>` and `take<n>`, between which warps meet."""
+        b, at = self.b, self.at
+        with b.fragment("find_output", "the lane's first token and its outputs"):
+            self._find_output()
+        rounds = []
+        for first in range(0, at.out_tokens, at.result_tokens):
+            number = first // at.result_tokens
+            with b.fragment(f"leave{number}", f"tokens {first} on: sums to shared memory") as leave:
+                self._leave_all(first)
+            with b.fragment(f"take{number}", "and from there to the output") as take:
+                self._load(first)
+                self._finish_all(first)
+            rounds.append((leave, take))
+        alone = at.result_buffers == 1
+        last = alone or len(rounds) % RESULT_BUFFERS > 0
+        b.expose(
+            result_rounds=rounds, result_meeting=(self.meeting, 32 * WARPS), meets_each=alone, meets_last=last
+        )  # fmt: skip
+
+    def _find_mate(self, warp: Reg, area: Reg) -> Reg:
+        """Which part this warp has; the area of both warps, as if it were a warp's."""
+        b = self.b
+        self.mate = b.op("and.b32", "mate", warp, self.at.mates - 1)
+        self.takes_up = b.op("setp.eq.u32", "takes_up", self.mate, 0)
+        self.meeting = b.op("shr.u32", "meeting", warp, WARPS.bit_length() - 1)
+        b.op("add.u32", self.meeting, self.meeting, 1)
+        pair: Reg = b.op("shr.u32", "pair_of_warps", warp, self.at.mates.bit_length() - 1)
+        return pair
 
     def _leave(self, octet: int, place: int, first: int = 0) -> None:
         b, at = self.b, self.at
@@ -99,6 +138,8 @@ class Results:
         b.op("setp.lt.u32", self.inside, column, spec.n)
         if self.takes is not None:
             b.op("and.pred", self.inside, self.inside, self.takes)
+        if at.mates > 1:
+            b.op("and.pred", self.inside, self.inside, self.takes_up)
         b.op("selp.s32", self.left, self.left, 0, self.inside)
         if self.bias is not None:
             at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
@@ -107,23 +148,34 @@ class Results:
 
     def _buffer(self, first: int) -> int:
         """Where the sums of some tokens from `first` on are left."""
-        return first // self.at.result_tokens % RESULT_BUFFERS * self.buffer_bytes
+        return first // self.at.result_tokens % self.at.result_buffers * self.buffer_bytes
 
     def _leave_some(self, first: int) -> None:
+        self._leave_all(first)
+        self.b.op("bar.warp.sync", -1)
+
+    def _leave_all(self, first: int) -> None:
         for place in range(self.at.result_tokens // OCTET):
             self._leave(first // OCTET + place, place, self._buffer(first))
-        self.b.op("bar.warp.sync", -1)
 
     def _round(self, first: int) -> None:
         """Take up what was left, leave the next, and store."""
         b, at = self.b, self.at
         b.note(f"results of tokens {first} to {first + at.result_tokens - 1} of the tile", after=convert.RUN)
+        self._load(first)
+        if first + at.result_tokens < at.out_tokens:
+            if at.result_buffers == 1:
+                b.op("bar.warp.sync", -1, note="before the next are left there")
+            self._leave_some(first + at.result_tokens)
+        self._finish_all(first)
+
+    def _load(self, first: int) -> None:
         for load, parts in enumerate(self.values):
             for part, values in enumerate(parts):
                 offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
-                convert.load_words(b, values, self.taken, offset, space="shared")
-        if first + at.result_tokens < at.out_tokens:
-            self._leave_some(first + at.result_tokens)
+                convert.load_words(self.b, values, self.taken, offset, space="shared")
+
+    def _finish_all(self, first: int) -> None:
         for load, parts in enumerate(self.values):
             self._finish(first + load * self.together, parts)
 

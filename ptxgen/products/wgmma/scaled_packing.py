@@ -137,6 +137,7 @@ class ScaledPacking(Packing):
 class RowPacking(ScaledPacking):
     """The same fragments of f16 `by_row`: beside the digits go the sums of 32 columns, which eight lanes have."""
 
+    pieces = "even columns of a chunk are in its first piece, odd ones in the second"
     LANES = (1, 2, 4)  # distances of those lanes
 
     def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
@@ -177,12 +178,13 @@ class RowPacking(ScaledPacking):
         b, spec = self.b, self.spec
         for value in own:
             b.op("mul.f32", value, value, self.inverse)
+        apart = (own[0], own[2], own[1], own[3])
         if spec.digits > 1:
             total = self._add_up(own)
-            Packing._store(self, own, there)
+            Packing._store(self, apart, there)
         else:
-            Packing._store(self, own, there)
-            convert.unpack(b, own, self.digits.regs, spec.dtype)  # what the tile has is added up
+            Packing._store(self, apart, there)
+            convert.unpack(b, apart, self.digits.regs, spec.dtype)  # what the tile has is added up
             total = self._add_up(own)
         keeps = b.op("and.pred", scratch(b, "keeps_this", "pred"), there, self.keeps_sum)
         word, back = scratch(b, "sum_word", "b32"), [scratch(b, f"sum_back{i}", "f32") for i in (0, 1)]

@@ -8,12 +8,13 @@ gives weights once, and tokens once for every 64 rows of weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, PROCESSORS, Geometry
+from ptxgen.products.wgmma.geometry import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, Geometry, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -31,7 +32,6 @@ LATENCY = 2500  # cycles from asking for a stage to having it
 TURN = 420  # cycles of a stage at least, from its bytes' arrival to its release
 MEMORY, MEMORY_BEGINS = 2050, 8300  # bytes of the GPU's memory in a cycle; cycles before the first and after the last
 BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that is not hidden behind the other
-CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
 ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
@@ -72,7 +72,8 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     if few and not _plain(fields):
         for count in (*enough[:1], *reversed(counts[: -len(enough)])):
             try:
-                yield kernel(**{"tokens": count, **fields})
+                found = kernel(**{"tokens": count, **fields})
+                yield replace(found, **{**of_integers(found), **fields}) if found.by_row else found
                 return
             except SpecError:
                 continue

@@ -7,7 +7,8 @@ own. A row is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 
 
 e4m3 has scales beside it, f32 `[tile of tokens, groups, token]`: one group a row, or one a block of 128 columns.
 
-f16 `by_row` has the unit of each row as such a scale, a power of two in which its largest is 2^14 to 2^15, and its
+f16 `by_row` has even columns of a chunk before odd ones, which is the order of nibbles and bytes that one mask takes
+from a word; the unit of each row as such a scale, a power of two in which its largest is 2^14 to 2^15, and its
 sums, f16 `[tile of tokens, 256 columns, digit, token, place]`, two digits: the sum of 32 columns over 32, those of
 columns 32 s … 32 s + 31 at place 2 (s mod 4) + s div 4. They are B of one product, without a swizzle.
 """
@@ -73,14 +74,17 @@ def sum_place(sub: int) -> int:
     return 2 * (sub % 4) + sub // 4
 
 
-def _order(width: int) -> np.ndarray:
-    """`[token mod 8, place in a block of so many columns]`: which column of the block stands there."""
+def _order(width: int, *, apart: bool = False) -> np.ndarray:
+    """`[token mod 8, place in a block of so many columns]`: which column of the block stands there. `apart`: even ones
+    before odd ones, as `by_row`."""
     import numpy as np
 
     piece = np.arange(8)
     column = np.arange(width).reshape(8, -1)  # [piece, its columns]
     if width == COLUMNS:
         half = np.array([[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]])
+        if apart:
+            half = np.arange(16).reshape(8, 2).T
         column = 16 * (piece // 2)[:, None] + half[piece % 2]
     return np.stack([column[piece ^ row].reshape(-1) for row in range(GROUP)])
 
@@ -95,8 +99,8 @@ def _filled(x: np.ndarray, tokens: int) -> np.ndarray:
     return whole
 
 
-def pack(x: np.ndarray, tokens: int, dtype: DType, digits: int) -> np.ndarray:
-    """f32 `[rows, cols]` as the packed array; rows are filled up with zeros."""
+def pack(x: np.ndarray, tokens: int, dtype: DType, digits: int, *, apart: bool = False) -> np.ndarray:
+    """f32 `[rows, cols]` as the packed array; rows are filled up with zeros. `apart`: in the order of `by_row`."""
     import numpy as np
 
     left, out = _filled(x, tokens), []
@@ -105,7 +109,7 @@ def pack(x: np.ndarray, tokens: int, dtype: DType, digits: int) -> np.ndarray:
         left = left - digit.astype(np.float32)
         out.append(digit.reshape(-1, tokens, blocks(x.shape[1], dtype), columns(dtype)))
     whole = np.stack(out, 2).transpose(0, 3, 2, 1, 4)  # [tile, block, digit, token, columns]
-    order = np.tile(_order(columns(dtype)), (tokens // GROUP, 1))
+    order = np.tile(_order(columns(dtype), apart=apart), (tokens // GROUP, 1))
     return np.take_along_axis(whole, np.broadcast_to(order, whole.shape), 4)
 
 
@@ -144,7 +148,7 @@ def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np
     exponents = np.fmax.reduce(np.abs(whole), 1, initial=0).view(np.uint32) & EXPONENT  # no NaN, as max.f32
     units = (np.maximum(exponents, LEAST_EXPONENT) - UP_BITS).view(one)
     scaled = whole / units[:, None]
-    packed = pack(scaled[: x.shape[0]], tokens, f16, digits)
+    packed = pack(scaled[: x.shape[0]], tokens, f16, digits, apart=True)
     summed = scaled.astype(f16.numpy).astype(one) if digits == 1 else scaled
     parts = summed.reshape(-1, PADDED // SUMMED, 8, 4)
     sums = ((parts[..., 0] + parts[..., 1]) + parts[..., 2]) + parts[..., 3]
@@ -160,12 +164,14 @@ def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np
     return packed, units.reshape(-1, 1, tokens), np.ascontiguousarray(each.transpose(1, 3, 0, 2, 4))
 
 
-def unpack(packed: np.ndarray, rows: int, cols: int, scales: np.ndarray | None = None) -> np.ndarray:
-    """float64 `[rows, cols]`: the sum of the digits, times their scales."""
+def unpack(
+    packed: np.ndarray, rows: int, cols: int, scales: np.ndarray | None = None, *, apart: bool = False
+) -> np.ndarray:
+    """float64 `[rows, cols]`: the sum of the digits, times their scales. `apart`: of the order of `by_row`."""
     import numpy as np
 
     tiles, count, _, tokens, width = packed.shape
-    back = np.tile(np.argsort(_order(width), 1), (tokens // GROUP, 1))
+    back = np.tile(np.argsort(_order(width, apart=apart), 1), (tokens // GROUP, 1))
     plain = np.take_along_axis(packed.astype(np.float64), np.broadcast_to(back, packed.shape), 4)
     rows_of_tiles: np.ndarray = plain.sum(2).transpose(0, 2, 1, 3)
     whole = rows_of_tiles.reshape(tiles * tokens, count * width)
