@@ -193,7 +193,7 @@ def alternated(timers: Mapping[str, Callable[[], float]], long: float) -> dict[s
             found[impl].append(measured())
         if time.perf_counter() - began > LONG_TURN:
             break
-        for impl, measured in reversed(timers.items()):
+        for impl, measured in reversed(tuple(timers.items())):
             found[impl].append(measured())
     return found
 

@@ -266,8 +266,8 @@ What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate and up in Q4_K 
 
 What held 32 tokens back was the ring: beside 32 KB of tokens a stage, two CTAs a multiprocessor had two stages each.
 One CTA with four or five, exact (`fast`): 4096×14336 in Q4_K 20.2 instead of 31.1 (17.8, 24.4), in Q6_K 29.6 instead of
-41.8 (21.5, 27.2), 4096×4096 9.3 instead of 11.9; llama-3-8b's step of 32 sequences at depth 4096 7165 instead of 7710,
-at 512 3780 instead of 4453. Beside that:
+41.8 (21.5, 27.2), 4096×4096 9.3 instead of 11.9; llama-3-8b's step of 32 sequences at depth 4096 7165 instead of 7710
+in one measurement (7242 in the rows, 7912 in those before), at 512 3787 instead of 4453. Beside that:
 
 - Gate and up in tiles of 256 rows, a block of 64 for each of four warpgroups, k shared out evenly: 7136, in tiles that
   have all of k 7157, of 128 rows by two CTAs a multiprocessor 7243; two warpgroups with two blocks each 7112.
