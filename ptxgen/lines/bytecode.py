@@ -28,7 +28,7 @@ from ptxgen.files.user_cache import default_directory, read_own, write_own, writ
 _COMPILERS = ("compiler", "environment", "idtracking", "lexer", "nodes", "parser")  # of Jinja
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _DIGEST = hashlib.sha256().digest_size
-_MOST = 600  # files in the user's cache; a package has some 150
+_MOST = 600  # files in the user's cache; a package has some 120
 
 
 def kept(
