@@ -133,7 +133,8 @@ def _cache() -> Line:
 
     folder = default_directory()
     if folder is None:
-        return Line("cache", "ok", "off (PTXGEN_CACHE_DIR=off)")
+        off = os.environ.get("PTXGEN_CACHE_DIR", "").lower() == "off"
+        return Line("cache", "ok", f"off ({'PTXGEN_CACHE_DIR=off' if off else 'no home directory'})")
     if not folder.exists():
         parent = next(p for p in folder.parents if p.exists())
         state = "ok" if os.access(parent, os.W_OK) else "wrong"

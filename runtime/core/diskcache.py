@@ -20,7 +20,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from ptxgen.errors import CacheWarning
-from ptxgen.files.user_cache import demand_own, demand_own_directory, make_private, private
+from ptxgen.files.user_cache import read_own, write_own
 
 _MAGIC = b"PTXGENC\x01"
 _HEAD = struct.Struct("<8sIQ32s")  # magic, key length, payload length, SHA-256 of key and payload
@@ -119,7 +119,7 @@ class DiskCache:
         if path is None:
             return None
         try:
-            data = self._own_bytes(path)
+            data = read_own(path)
         except FileNotFoundError:
             return None
         except OSError as failure:
@@ -135,15 +135,6 @@ class DiskCache:
                 os.utime(path)  # its place in the order of use
         return payload
 
-    def _own_bytes(self, path: Path) -> bytes:
-        """What a file holds that no other user can have written; `OSError` for another."""
-        demand_own_directory(path.parent)
-        flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # a pipe would wait
-        file = os.open(path, sum(flags, os.O_RDONLY))
-        with open(file, "rb") as opened:
-            demand_own(os.fstat(file), path.name)
-            return opened.read()
-
     @property
     def _kept(self) -> int:
         """Bytes on disk to which an eviction goes back; a larger entry would be gone as soon as it was written."""
@@ -152,19 +143,7 @@ class DiskCache:
     def _write(self, key: bytes, data: bytes) -> None:
         path = self.path(key)
         assert path is not None
-        make_private(path.parent)
-        demand_own_directory(path.parent)
-        temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
-        try:
-            with open(temporary, "xb", opener=private) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        write_own(path, data)
         self._account(len(data))
 
     def _account(self, added: int) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import marshal
 import os
+import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
@@ -136,3 +141,145 @@ def test_the_name_of_a_template_counts(compiler: Compiler) -> None:
     compiler("1 + 1")
     taken = bytecode.kept("1 + 1", "another", str(compiler.file), "", (), lambda: compile("3", "another", "eval"))
     assert eval(taken) == 3
+
+
+@pytest.fixture
+def installed(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    """A template of an installed package, and a place for its code that is not there yet."""
+    monkeypatch.setenv("PTXGEN_CACHE_DIR", str(tmp_path / "home" / "cache"))
+    forget()
+    (tmp_path / "home").mkdir()
+    yield Compiler(tmp_path / "site-packages" / "a.ptx.j2")
+    forget()
+
+
+def forget() -> None:
+    """As in a new process."""
+    bytecode._users_folder.cache_clear()
+    bytecode._prune.cache_clear()
+
+
+def planted(compiler: Compiler, folder: Path) -> Path:
+    """The file of `1 + 1`, with code that gives 3."""
+    assert compiler("1 + 1") == 2
+    (file,) = folder.glob("*.pyc")
+    made = marshal.dumps(compile("3", str(compiler.file), "eval"))
+    file.write_bytes(file.read_bytes()[:32] + hashlib.sha256(made).digest() + made)
+    assert compiler("1 + 1") == 3, "digests hold no secret"
+    return file
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_installed_is_kept_for_this_user_alone_also_after_the_cache_was_emptied(
+    installed: Compiler, tmp_path: Path
+) -> None:
+    cache, before = tmp_path / "home" / "cache", os.umask(0o002)
+    try:
+        for times in (1, 2):
+            assert [installed("1 + 1"), installed("1 + 1")] == [2, 2]
+            assert installed.times == times
+            (file,) = (cache / "templates").iterdir()
+            assert [mode_of(path) for path in (cache, cache / "templates", file)] == [0o700, 0o700, 0o600]
+            shutil.rmtree(cache)
+    finally:
+        os.umask(before)
+    assert not installed.file.parent.exists()
+
+
+@pytest.mark.parametrize("fault", ["another's", "of a group", "a link", "another's folder", "a group's folder"])
+def test_code_that_another_user_may_have_written_is_not_run(
+    installed: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    folder = tmp_path / "home" / "cache" / "templates"
+    file = planted(installed, folder)
+    if fault == "of a group":
+        file.chmod(0o660)
+    elif fault == "a group's folder":
+        folder.chmod(0o770)
+    elif fault == "a link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        name = "stat" if "folder" in fault else "fstat"
+        belongs_to_another(monkeypatch, name, folder if "folder" in fault else None)
+    times = installed.times
+    assert installed("1 + 1") == 2
+    assert installed.times == times + 1
+
+
+def belongs_to_another(monkeypatch: pytest.MonkeyPatch, name: str, place: Path | None) -> None:
+    """What `os.stat` or `os.fstat` says of a place, or of everything."""
+    real, other = getattr(os, name), os.geteuid() + 1
+
+    def another(path: object, *given: object, **named: object) -> os.stat_result:
+        found = list(real(path, *given, **named))
+        if place is None or str(path) == str(place):
+            found[stat.ST_UID] = other
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, name, another)
+
+
+def test_nothing_is_made_below_a_directory_of_another_user(
+    installed: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root with a user's HOME, whose directories it would make."""
+    belongs_to_another(monkeypatch, "stat", tmp_path / "home")
+    assert [installed("1 + 1"), installed("1 + 1")] == [2, 2]
+    assert (installed.times, list((tmp_path / "home").iterdir())) == (2, [])
+
+
+def test_off_keeps_nothing_of_an_installed_package(
+    installed: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PTXGEN_CACHE_DIR", "off")
+    monkeypatch.chdir(tmp_path)
+    assert [installed("1 + 1"), installed("1 + 1")] == [2, 2]
+    assert (installed.times, [*tmp_path.iterdir()]) == (2, [tmp_path / "home"])
+
+
+def test_a_relative_place_stays_where_it_was(
+    installed: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PTXGEN_CACHE_DIR", "cache")
+    monkeypatch.chdir(tmp_path / "home")
+    planted(installed, tmp_path / "home" / "cache" / "templates")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert installed("1 + 1") == 3
+    assert installed("1 + 4") == 5
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_temporary_file_of_another_writer_stays(
+    installed: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed("1 + 1")
+    (file,) = (tmp_path / "home" / "cache" / "templates").iterdir()
+    monkeypatch.setattr(os, "urandom", bytes)
+    other = file.with_name(f".{file.name}.{os.getpid()}.{'00' * 6}.tmp")
+    other.write_bytes(b"half")
+    assert installed("1 + 2") == 3
+    assert other.read_bytes() == b"half"
+
+
+def test_files_written_first_go_when_there_are_many(
+    installed: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bytecode, "_MOST", 3)
+    folder = tmp_path / "home" / "cache" / "templates"
+    installed("1 + 1")
+    (file,) = folder.iterdir()
+    for n in range(5):
+        (folder / f"{n}.pyc").write_bytes(b"")
+        os.utime(folder / f"{n}.pyc", (100 - n, 100 - n))
+    installed("1 + 1", "again")
+    assert len([*folder.iterdir()]) == 7, "it looks once a process"
+    forget()
+    installed("1 + 1", "more")
+    left = {path.name for path in folder.iterdir()}
+    assert (len(left), file.name in left) == (3, True)
+    assert not left & {f"{n}.pyc" for n in range(5)}

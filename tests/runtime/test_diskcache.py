@@ -110,6 +110,31 @@ def test_the_directory_follows_the_environment():
     assert Path("/h") in default_directory({"HOME": "/h"}).parents
 
 
+def test_a_relative_directory_is_absolute_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert default_directory({"PTXGEN_CACHE_DIR": "cache"}) == tmp_path / "cache"
+    assert default_directory({"XDG_CACHE_HOME": "x"}) == tmp_path / "x" / "ptxgen"
+    assert tmp_path / "h" in default_directory({"HOME": "h"}).parents
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert default_directory({"PTXGEN_CACHE_DIR": "cache"}) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="users without an entry are a matter of POSIX")
+def test_a_user_without_a_home_has_no_directory(monkeypatch):
+    import pwd
+
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert default_directory({}) is None
+    assert default_directory({"PTXGEN_CACHE_DIR": "~/cache"}) is None
+    assert default_directory({"PTXGEN_CACHE_DIR": "~no-such-user/cache"}) is None
+
+
 @pytest.mark.parametrize(
     ("platform", "environment", "where"),
     [
@@ -517,6 +542,21 @@ def test_a_directory_above_may_be_roots_and_no_other_users(tmp_path, monkeypatch
     assert [f"{tmp_path / 'a'} above it belongs to user {other}" in str(w.message) for w in said] == [True] * bool(
         other
     )
+
+
+def test_nothing_is_made_below_a_directory_of_another_user(tmp_path, monkeypatch):
+    real, other = os.stat, os.geteuid() + 1
+
+    def stat_of(path, *given, **named):
+        found = list(real(path, *given, **named))
+        if str(path) == str(tmp_path):
+            found[stat.ST_UID] = other
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "stat", stat_of)
+    with pytest.warns(RuntimeWarning, match=f"{tmp_path} above it belongs to user {other}; entries stay in memory"):
+        DiskCache(tmp_path / "a" / "c").put(b"k", b"payload")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o606])
