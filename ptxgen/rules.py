@@ -15,7 +15,7 @@ __all__ = ["Bounds", "OneOf", "between", "divides", "multiple_of", "one_of", "so
 SOFTMAX_FACTORS = (1e-18, 1e18)
 
 
-FARTHEST = 1 << 16  # from a value that a nearest one is looked for
+MOST_TRIED = 1 << 16  # below a value, and above it, in the search for the nearest divisor
 
 
 class Bounds(str):
@@ -52,12 +52,13 @@ def multiple_of(field: str, value: int, step: int, low: int, high: int) -> Itera
 
 
 def divides(field: str, value: int, other: str, whole: int) -> Iterator[str]:
-    """`value` divides `whole`."""
+    """`value` divides `whole`. The nearest divisor is named if it is not far away."""
     if value < 1 or whole < 1 or whole % value == 0:
         return
-    around = (d for far in range(1, min(value, FARTHEST)) for d in (value - far, value + far))
-    nearest = next((d for d in around if whole % d == 0), 1)
-    yield f"{other}: must be a multiple of {field} (got {other}={whole}, {field}={value}; nearest {field}: {nearest})"
+    start = min(value, whole)  # nothing above `whole` divides it
+    around = (d for far in range(min(start, MOST_TRIED)) for d in (start - far, start + far))
+    nearest = next((f"; nearest {field}: {d}" for d in around if whole % d == 0), "")
+    yield f"{other}: must be a multiple of {field} (got {other}={whole}, {field}={value}{nearest})"
 
 
 class OneOf(str):

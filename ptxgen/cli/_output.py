@@ -14,7 +14,12 @@ T = TypeVar("T")
 
 def say(text: str) -> None:
     """A line for people, on stderr, so that stdout stays the result."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
+
+
+def show(text: str) -> None:
+    """A line of the result, on stdout, that holds names or texts of files."""
+    click.echo(printable(text))
 
 
 def emit_json(value: Any) -> None:

@@ -11,7 +11,7 @@ import click
 
 from ptxgen.cli._complete import target_names
 from ptxgen.cli._given import a_path
-from ptxgen.cli._output import emit_json, json_option, say
+from ptxgen.cli._output import emit_json, json_option, say, show
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import Finding
 from ptxgen.golden.diff import Change, changes, findings
@@ -78,7 +78,7 @@ def check(goldens: Goldens, strict: bool, as_json: bool) -> int:
         emit_json([{"kind": f.kind, "file": f.file, "text": f.text, "fails": f.fails or strict} for f in found])
     else:
         for finding in found:
-            click.echo(str(finding))
+            show(str(finding))
         see = f"differences; see `ptxgen golden diff{' --strict' if strict else ''}`"
         say(f"{len(goldens.cases())} goldens: {see if failed else 'no difference'}")
     return int(failed)
@@ -104,7 +104,7 @@ def update(goldens: Goldens, init: bool) -> None:
     changed, removed = goldens.update(init=init)
     for verb, files in (("wrote", changed), ("removed", removed)):
         for file in files:
-            click.echo(f"{verb} {goldens.root / file}")
+            show(f"{verb} {goldens.root / file}")
     named = {case.spec.kernel_name for case in goldens.cases()}
     for kernel in sorted({file.split("/")[1] for file in removed} - named):
         say(f"{kernel} has no goldens any more: all its files were removed")
@@ -134,12 +134,12 @@ def _show(change: Change, context: int, markdown: bool) -> None:
     opcodes = [f"{name} {new - old:+d} ({old} → {new})" for name, (old, new) in change.opcodes().items()]
     lines = "\n".join(change.lines(context))
     if markdown:
-        click.echo(f"### `{change.file}`: {change.kind}\n")
+        show(f"### `{change.file}`: {change.kind}\n")
     for finding in change.findings:
         if not (finding.delta or lines):  # nothing else shows it
-            click.echo(f"{finding.text if markdown else finding}\n")
+            show(f"{finding.text if markdown else finding}\n")
     for label, items in (("resources", deltas), ("instructions", opcodes)):
         if items:
-            click.echo(f"{'**' + label + '**' if markdown else label + ' of ' + change.file}: {', '.join(items)}\n")
+            show(f"{'**' + label + '**' if markdown else label + ' of ' + change.file}: {', '.join(items)}\n")
     if lines:
-        click.echo(f"```diff\n{lines}\n```\n" if markdown else lines + "\n")
+        show(f"```diff\n{lines}\n```\n" if markdown else lines + "\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._output import show
 from ptxgen.cli._run import launch_options, open_for, size_options
 from ptxgen.files.output import check_place
 from ptxgen.kernel import KernelType
@@ -37,7 +38,7 @@ def _record(
     kernel = opened.load(spec, target)
     bound, _ = bind_example(kernel, values, given)
     path = record(kernel, bound).save(output)
-    click.echo(f"{path}: {spec!r} for {kernel.ptx.target}, run on {opened.name}")
+    show(f"{path}: {spec!r} for {kernel.ptx.target}, run on {opened.name}")
 
 
 command = KernelGroup("record", _record, _options, help="Launch a kernel once and keep PTX, arguments and buffers.")

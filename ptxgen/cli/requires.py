@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ptxgen.cli._given import a_path
-from ptxgen.cli._output import emit_json, json_option
+from ptxgen.cli._output import emit_json, json_option, show
 from ptxgen.errors import IsaError, TargetError
 from ptxgen.parser import parse
 from ptxgen.requires import LoadVerdict, explain_load, requirements, spare_suffix
@@ -77,14 +77,14 @@ def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | Non
         )
     else:
         version = ".".join(map(str, module.version))
-        click.echo(f"{file}: .version {version}, .target {', '.join(module.targets)}; driver {minimum or '?'} or newer")
-        click.echo(f"needs {needs}")
+        show(f"{file}: .version {version}, .target {', '.join(module.targets)}; driver {minimum or '?'} or newer")
+        show(f"needs {needs}")
         for line, word, demand in needs.because:
-            click.echo(f"  {file}:{line}: {word} needs {demand} | {module.source_line(line)}")
+            show(f"  {file}:{line}: {word} needs {demand} | {module.source_line(line).expandtabs(1)}")
         if spare:
-            click.echo(spare)
+            show(spare)
         if verdict is not None:
-            click.echo(verdict.text)
+            show(verdict.text)
     return int(verdict is not None and not verdict.ok)
 
 

@@ -11,7 +11,7 @@ import click
 
 from ptxgen.cli._complete import target_names
 from ptxgen.cli._given import a_path
-from ptxgen.cli._output import emit_json, json_option, progress, say, table
+from ptxgen.cli._output import emit_json, json_option, progress, say, show, table
 from ptxgen.errors import AssembleError
 from ptxgen.targets import Target, target
 
@@ -75,7 +75,7 @@ def _show(results: list[dict[str, Any]], as_json: bool) -> None:
         table([name.replace("_", " ") for name in columns], rows)
     for result in results:
         if "error" in result:
-            click.echo(result["error"])
+            show(result["error"])
     bad = sum(not r["ok"] for r in results)
     clean = all(r.get("clean") for r in results)
     verdict = f"{bad} failed" if bad else "all assemble" + (", no spills, no local memory" if clean else "")

@@ -75,7 +75,7 @@ class Rows:
     def __init__(self, b: Builder, share: RowShare, heads: int) -> None:
         self.b, self.share, self.walk = b, share, RowWalk(b, share)
         self._moved: dict[str, tuple[Elements, ...]] = {}
-        self._values: dict[str, RegArray] = {}
+        self._values: dict[tuple[str, int], RegArray] = {}
         self._bases: dict[str, Reg] = {}
         with b.fragment("locate", "the row's pointers, and the thread's place in the row"):
             self.thread: Reg = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -130,10 +130,12 @@ class Rows:
     def load(self, name: str, into: Sequence[Reg] | None = None, first: int = 0) -> Sequence[Reg]:
         """The thread's elements of a buffer's row, from element `first` of it; those beyond the row are zero.
 
-        `into`: registers for them; by default the buffer's own, the same in every pass.
+        `into`: registers for them; by default the buffer's own for this `first`, the same in every pass.
         """
         if into is None:
-            into = self._values.get(name) or self._values.setdefault(name, self.array(f"{name}_value"))
+            if (name, first) not in self._values:
+                self._values[name, first] = self.array(f"{name}{first or ''}_value")
+            into = self._values[name, first]
         dtype, at = self._at(name, first)
         parts = self._pieces(f"{name}{first or ''}_word", dtype, into)
         self.walk.load(at, parts)

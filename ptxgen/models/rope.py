@@ -182,7 +182,8 @@ def _yarn(a: _Asked) -> RopeSettings:
     """Frequencies that turn often within the original context stay, slow ones are divided (arXiv 2309.00071, §3.2).
     The range between is of whole pairs, unless `truncate` is false."""
     original = a.original_max_len
-    a.scaling.number("factor")  # is asked for also where the original context gives it
+    if "factor" not in a.scaling.values:  # null: what the original context gives
+        raise a.scaling.error("factor", f"must be a number, or null for max_position_embeddings / {_ORIGINAL}")
     factor = a.stretch
     fast, slow = a.scaling.number("beta_fast", 32.0), a.scaling.number("beta_slow", 1.0)
 

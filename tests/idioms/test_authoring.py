@@ -148,6 +148,40 @@ HALF_GEMV = """{% extends "entry.ptx.j2" %}
 {% endcall %}
 {% endblock %}
 """
+
+
+@dataclass(frozen=True)
+class Halves(RowKernel, KernelType):
+    """out = the first half of a row of x - its second half."""
+
+    dim: int = 64
+    kernel_name = "halves"
+
+    def params(self) -> tuple[Param, ...]:
+        return self.row("x", elements=2 * self.dim), self.row("out", access="out")
+
+    def build(self, b: Builder) -> None:
+        rows = self.rows(b)
+        with rows.each("subtract", more="more"):
+            first, second = rows.load("x"), rows.load("x", first=self.dim)
+            assert rows.load("x") is first
+            for value, other in zip(first, second, strict=True):
+                b.op("sub.f32", value, value, other)
+            rows.store("out", first)
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        return {"out": a["x"][:, : self.dim] - a["x"][:, self.dim :]}
+
+
+HALVES = """{% extends "entry.ptx.j2" %}
+{% from "flow.ptx.j2" import passes %}
+{% block body %}
+{{ locate }}
+{% call passes("halves", more) %}
+{{ subtract }}
+{% endcall %}
+{% endblock %}
+"""
 CASES = [(PlainNorm, PLAIN_NORM), (HalfGemv, HALF_GEMV)]
 
 
@@ -169,6 +203,14 @@ def test_the_norm_is_right(dim: int, mode: str) -> None:
     arguments = {"x": x, "weight": weight, "out": np.full_like(x, np.nan)}
     got = outputs(spec, PLAIN_NORM, arguments, mode)["out"]
     np.testing.assert_allclose(got, spec.reference(**arguments)["out"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [64, 9000])
+def test_two_places_of_a_row_have_registers_of_their_own(dim: int) -> None:
+    x = np.random.default_rng(dim).standard_normal((3, 2 * dim)).astype(np.float32)
+    arguments = {"x": x, "out": np.full((3, dim), np.nan, np.float32)}
+    got = outputs(Halves(dim), HALVES, arguments, MODES[0])["out"]
+    np.testing.assert_array_equal(got, Halves(dim).reference(**arguments)["out"])
 
 
 @pytest.mark.parametrize("mode", MODES)

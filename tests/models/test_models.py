@@ -148,6 +148,18 @@ def test_dtype_by_either_name() -> None:
     assert model_shape(config(dtype="float32")).dtype == "f32"
 
 
+def test_a_null_factor_of_yarn_is_what_the_contexts_say() -> None:
+    """As in transformers, which asks for the key alone."""
+    table = {"type": "yarn", "factor": None, "original_max_position_embeddings": 1024}
+    stated = config(max_position_embeddings=4096, rope_scaling=table | {"factor": 4.0})
+    assert model_shape(config(max_position_embeddings=4096, rope_scaling=table)).kinds == model_shape(stated).kinds
+    del table["factor"]
+    with pytest.raises(
+        SpecError, match=r"factor: must be a number, or null for max_position_embeddings / orig.* \(got N"
+    ):
+        model_shape(config(rope_scaling=table))
+
+
 def test_yarn_keeps_fast_frequencies_and_divides_slow_ones() -> None:
     """Qwen2.5's recipe, by hand: of 64 pairs the first 24 stay, from pair 40 on all are divided by 4."""
     given = json.loads((CONFIGS / "qwen2.5-7b.json").read_text())
