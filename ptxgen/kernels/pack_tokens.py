@@ -123,13 +123,9 @@ class PackTokens(PackedRows):
         return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        import numpy as np
-
-        given = {"n_rows": n_rows_given(sizes, self.indirect)}
+        given: dict[str, Any] = {"n_rows": n_rows_given(sizes, self.indirect)}
         if self.group:
-            x = rng.standard_normal((sizes["rows"], self.dim), np.float32)
-            x *= packed.magnitudes(rng, *x.shape, self.group)
-            given["x"] = x.astype(self.src_dtype.numpy)
+            given["x"] = packed.uneven(rng, sizes["rows"], self.dim, self.group).astype(self.src_dtype.numpy)
         return given
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:

@@ -339,9 +339,10 @@ class PackedGemm(PackedProduct):
         import numpy as np
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
-        x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         if self.by_block:
-            x *= packed.magnitudes(rng, *x.shape, self.x_group)
+            x = packed.uneven(rng, sizes["rows"], self.k, self.x_group)
+        else:
+            x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         if self.scaled:
             tiles, scales = packed.pack_scaled(x, self.tokens, self.x_dtype, self.x_group)
             given = {"x": tiles, "x_scales": scales}

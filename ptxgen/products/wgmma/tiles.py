@@ -63,7 +63,9 @@ IN_ROWS = {112: NONE}
 IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
 # the same of those whose results become 16-bit numbers after an activation, without a bias and with one: 128 rows leave
 # it no registers
-ACTIVATED_IN_BLOCKS = {False: {256: ((64,), (1, 2))}, True: {192: NONE, 256: ((64,), (1, 2))}}
+ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    False: {256: ((64,), (1, 2))}, True: {192: NONE, 256: ((64,), (1, 2))},
+}  # fmt: skip
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:

@@ -139,13 +139,14 @@ def _by_powers(x: np.ndarray, dtype: DType, group: int) -> dict[str, np.ndarray]
     return {"out": scaled.astype(dtype.numpy), "scales": scales}
 
 
-def magnitudes(rng: np.random.Generator, rows: int, cols: int, group: int) -> np.ndarray:
-    """f32 `[rows, cols]`: a power of two from 2^-6 to 2^6 for each group of a row, so that a token that takes another's
-    scale is seen, and none is too small beside the largest for a limit of 1e-6."""
+def uneven(rng: np.random.Generator, rows: int, cols: int, group: int) -> np.ndarray:
+    """f32 `[rows, cols]`, normal times a power of two from 2^-6 to 2^6 for each group of a row: a token that takes
+    another's scale is seen, and none is too small beside the largest for a limit of 1e-6."""
     import numpy as np
 
+    x = rng.standard_normal((rows, cols), np.float32)
     exponents = rng.integers(-6, 7, (rows, -(-cols // group)))
-    return np.repeat(np.float32(2.0) ** exponents.astype(np.float32), group, 1)[:, :cols]
+    return np.ldexp(x, np.repeat(exponents, group, 1)[:, :cols])
 
 
 def no_power_of_four(scales: np.ndarray, rows: int, groups: int) -> str:
