@@ -130,7 +130,8 @@ class Launch:
     """Geometry of a launch: `grid` in CTAs, `block` in threads, `cluster` in CTAs, `shared` dynamic bytes.
 
     `resident`: so many CTAs of a multiprocessor must find registers; the assembler sees to it. `programmatic`: the text
-    uses griddepcontrol and may be launched with programmatic stream serialization.
+    uses griddepcontrol and may be launched with programmatic stream serialization. `together`: CTAs wait for each
+    other, so a device must hold all of the grid at once.
     """
 
     grid: tuple[Extent, Extent, Extent]
@@ -139,6 +140,7 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     programmatic: bool = False
     resident: int = 1
+    together: bool = False
 
     @property
     def threads(self) -> int:

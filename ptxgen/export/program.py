@@ -109,7 +109,7 @@ def _launches(
         yield {
             "op": op.name, "kernel": numbers[op.spec], "grid": list(launch.grid), "block": list(launch.block),
             "cluster": list(launch.cluster), "shared": launch.shared, "programmatic": launch.programmatic,
-            "arguments": list(_arguments(op, ptx, places)),
+            "together": launch.together, "arguments": list(_arguments(op, ptx, places)),
         }  # fmt: skip
 
 

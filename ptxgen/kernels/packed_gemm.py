@@ -293,7 +293,7 @@ class PackedGemm(PackedProduct):
             grid = f"{grid} * {share}"
         block, cluster = (at.threads, 1, 1), (split * share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
-        return Launch((grid, 1, 1), block, at.shared, cluster, programmatic=self.programmatic, resident=resident)
+        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=self.stream)
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)

@@ -166,7 +166,7 @@ class PersistentStep(Fields):
         return tuple(found)
 
     def launch(self, target: Target) -> Launch:
-        return Launch((self.ctas, 1, 1), (BLOCK, 1, 1), self.plan.dynamic_bytes)
+        return Launch((self.ctas, 1, 1), (BLOCK, 1, 1), self.plan.dynamic_bytes, together=True)
 
     def build(self, b: Builder) -> None:
         plan = self.plan

@@ -145,6 +145,7 @@ def _launch(ptx: GeneratedKernel, function: Function) -> dict[str, Any]:
         "cluster": list(cluster),
         "shared_bytes": ptx.launch.shared,
         "programmatic": ptx.launch.programmatic,
+        "together": ptx.launch.together,
         "capacities": sorted(capacities),
     }
 

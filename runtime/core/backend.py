@@ -24,13 +24,15 @@ MOST_SHARED = 227 << 10  # bytes of a CTA, static and dynamic, on the architectu
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A launch with numbers only: CTAs, threads, dynamic shared memory in bytes, CTAs of a cluster."""
+    """A launch with numbers only: CTAs, threads, dynamic shared memory in bytes, CTAs of a cluster; `together`: CTAs
+    wait for each other, so the device must hold all of them at once."""
 
     grid: Dim3
     block: Dim3
     shared: int = 0
     cluster: Dim3 = (1, 1, 1)
     programmatic: bool = False
+    together: bool = False
 
     @classmethod
     def of(
@@ -40,6 +42,7 @@ class Geometry:
         shared: int = 0,
         cluster: object = None,
         programmatic: bool = False,
+        together: bool = False,
     ) -> Geometry:
         """From ints or tuples of one to three ints, checked against the limits every architecture shares.
 
@@ -51,6 +54,7 @@ class Geometry:
             _shared(shared),
             dim3("cluster", cluster or 1, (16, 16, 16)),
             bool(programmatic),
+            together,
         )
         if made.threads > 1024:
             raise SpecError(f"Geometry.block: must be at most 1024 threads (got {made.block}: {made.threads})")

@@ -121,7 +121,7 @@ class Kernel:
         launch = self.ptx.launch
         grid = tuple(capacities.extent("grid", extent) for extent in launch.grid)
         try:
-            return Geometry.of(grid, launch.block, launch.shared, launch.cluster, launch.programmatic)
+            return Geometry.of(grid, launch.block, launch.shared, launch.cluster, launch.programmatic, launch.together)
         except SpecError as wrong:
             found = ", ".join(f"{name}={value}" for name, value in capacities.values.items())
             raise SpecError(f"{self.ptx.entry}.bind: {found} cannot be launched: {wrong}") from None

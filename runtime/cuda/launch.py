@@ -169,3 +169,19 @@ def check_geometry(device: Gpu, function: CudaFunction, geometry: Geometry) -> N
     if ctas > _PORTABLE_CLUSTER:
         name = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         device.call("cuFuncSetAttribute", function.raw, name, 1)
+    if geometry.together:
+        _check_together(device, function, geometry)
+
+
+def _check_together(device: Gpu, function: CudaFunction, geometry: Geometry) -> None:
+    """Ask the driver how many CTAs a multiprocessor holds: CTAs that wait for others need all of them on the device."""
+    name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    held = int(device.call(name, function.raw, geometry.threads, geometry.shared)) * device.attribute(
+        "MULTIPROCESSOR_COUNT"
+    )
+    ctas = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
+    if held < ctas:
+        raise SpecError(
+            f"Geometry.grid: CTAs of {function.name} wait for each other, so all must run at once: at most {held} on "
+            f"{device.name} (got {ctas})"
+        )

@@ -29,13 +29,10 @@ def resident(device: Device, program: Program) -> Program:
 
 
 def _held(device: Any, program: Program, ctas: int) -> None:
-    """Ask the driver whether a multiprocessor holds a CTA."""
+    """Refuse a device that does not hold all CTAs at once."""
     from ptxgen.runtime.core.backend import Geometry
     from ptxgen.runtime.cuda.launch import check_geometry
 
     spec = program.ops[-1].spec
     launch, function = spec.launch(device.target), device.load(spec).function
-    check_geometry(device, function, Geometry.of((ctas, 1, 1), launch.block, launch.shared))
-    held = int(device.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function.raw, launch.threads, launch.shared))
-    if held * device.multiprocessors < ctas:
-        raise SpecError(f"persistent: {ctas} CTAs must run at once (the device holds {held * device.multiprocessors})")
+    check_geometry(device, function, Geometry.of((ctas, 1, 1), launch.block, launch.shared, together=launch.together))

@@ -9,9 +9,11 @@ from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
+from ptxgen.models.fitted import fitted
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
+from ptxgen.products.wgmma.geometry import PROCESSORS
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
@@ -69,11 +71,12 @@ class Steps:
 
     def program(self, step: str = "decode", rows: int = 1, **options: Any) -> Program:
         """The Program of a step of this model on this device."""
-        return step_program(
+        program = step_program(
             self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype,
             target=self.device.target.name, programmatic=self.overlaps, precision=self.precision,
             **{"rings": self.rings, **options},
         )  # fmt: skip
+        return fitted(program, getattr(self.device, "multiprocessors", PROCESSORS))
 
     def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:
         """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, SpecError
+from ptxgen.kernels import PackedGemm
 from ptxgen.runtime import open_device
+from ptxgen.runtime.core.arguments import Capacities
 from ptxgen.runtime.core.backend import Geometry
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.launch import Config, config
@@ -102,6 +105,23 @@ def test_large_dynamic_shared_memory_sets_the_attribute_at_bind_only(fake: tuple
 def test_impossible_geometry_is_refused_at_bind(fake: tuple[CudaDevice, Binding], geometry: dict, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         fake[0].module(TEXT)["nothing"].bind(**geometry)
+
+
+@pytest.mark.parametrize("spec", [PackedGemm(88, 256, tokens=96, precision="fast", tile_rows=64, stream=True)])
+def test_ctas_that_wait_for_each_other_are_refused_where_some_would_not_run(
+    fake: tuple[CudaDevice, Binding], spec: PackedGemm
+) -> None:
+    device, binding = fake
+    kernel, rows = device.load(spec), 96
+    arrays = {p.name: device.zeros(Capacities({"rows": rows}).shape(p), p.dtype) for p in kernel.params[:3]}
+    binding.multiprocessors = 114
+    with pytest.raises(SpecError, match=r"packed_gemm wait for each other, .* at most 114 on .* \(got 132\)"):
+        kernel.bind(**arrays, n_rows=rows, rows=rows)
+    binding.held_by_each = 2
+    kernel.bind(**arrays, n_rows=rows, rows=rows)
+    alone = device.load(replace(spec, stream=False))
+    binding.multiprocessors = binding.held_by_each = 1
+    alone.bind(**arrays, n_rows=rows, rows=rows)
 
 
 @pytest.mark.parametrize(

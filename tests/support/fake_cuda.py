@@ -112,6 +112,7 @@ class Binding(Order):
         self.capability = capability
         self.version = version
         self.devices = devices
+        self.multiprocessors, self.held_by_each = 132, 1  # and how many CTAs of any kernel each of them holds
         self.log: list[str] = []
         self.fail: dict[str, list[int]] = {}
         self.launched: list[Launched] = []
@@ -179,7 +180,8 @@ class Binding(Order):
     def _cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
         name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
         major, minor = self.capability
-        return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor, "MULTIPROCESSOR_COUNT": 132,
+        return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor,
+                "MULTIPROCESSOR_COUNT": self.multiprocessors,
                 "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024}[name]  # fmt: skip
 
     @property
@@ -352,6 +354,9 @@ class Binding(Order):
 
     def _cuFuncLoad(self, function: int) -> None: ...
     def _cuFuncSetAttribute(self, function: int, attribute: Any, value: int) -> None: ...
+
+    def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int, shared: int) -> int:
+        return self.held_by_each
 
     def _cuFuncGetParamInfo(self, function: int, index: int) -> Any:
         slots = entry_slots(*self.functions[function])

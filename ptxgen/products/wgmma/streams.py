@@ -2,7 +2,8 @@
 
 A CTA that begins within a tile leaves that part's sums in memory and a word that says so: a place of its own, since it
 does so at most once, with its first tile. Who has the first part of a tile does that last, when the others mostly have.
-All CTAs of the launch are resident, so the CTA that another waits for is running, and its first tile needs no other.
+All CTAs of the launch are resident (`Launch.together`), so the CTA that another waits for is running, and its first
+tile needs no other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
+from ptxgen.idioms.polls import Polls
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.tasks import Tasks
 
@@ -56,13 +58,16 @@ class Streams:
         with b.fragment("begin_taking", "the next cluster has the next part"):
             b.op("mov.u32", other, tasks.cluster)
             tile_end = b.op("mad.lo.u32", "tile_end", tasks.tile, at.steps, at.steps)
+            polls = Polls(b)
         with b.fragment("find_given"):
             b.op("add.u32", other, other, 1)
             b.op("min.u32", other, other, at.most_turns - 1)
             self._find_slot(slot, other, place, word, sums_at, words, slot_bytes)
+            polls.allow()
         with b.fragment("poll_given"):
             there = b.op("ld.acquire.gpu.global.u32", "is_there", word[0])
             b.op("setp.ne.u32", "is_given", there, 0)
+            polls.count()
         with b.fragment("take_sums", "in the order of k"):
             taken = b.array("taken_sum", "f32", VECTOR * min(IN_FLIGHT, len(quads)))
             for first in range(0, len(quads), IN_FLIGHT):

@@ -1,0 +1,31 @@
+"""On a device with fewer multiprocessors a step has no product whose CTAs would wait for some that cannot run."""
+
+from __future__ import annotations
+
+from ptxgen.models.decode import step_program
+from ptxgen.models.fitted import fitted
+from ptxgen.models.program import Program
+from ptxgen.products.wgmma.geometry import PROCESSORS
+from ptxgen.targets import target
+from tests.support.families import small_spec
+
+WIDE = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+
+
+def _together(program: Program) -> list[str]:
+    return [op.name for op in program.ops if op.spec.launch(target("sm_90a")).together]
+
+
+def test_no_product_waits_for_ctas_that_do_not_run() -> None:
+    program = step_program(
+        small_spec("llama", **WIDE), "q4_k", "prefill", rows=16, kv_dtype="f16", target="sm_90a", precision="exact"
+    )
+    assert _together(program)
+    assert fitted(program, PROCESSORS) is program
+    fewer = fitted(program, 114)
+    assert _together(fewer) == []
+    assert [op.name for op in fewer.ops] == [op.name for op in program.ops]
+    assert {t.name for t in program.of_kind("weight")} == {t.name for t in fewer.of_kind("weight")}
