@@ -37,10 +37,10 @@ STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
 LONGEST = 0.08
 LEAST, MOST = 2, 12  # rounds of a case
 LONG = {"graph": 0.6, "eager": 2.0, "in place": 1.0, "prompt": 2.0}  # seconds after which no two more are begun
-MANY_TOKENS = 1 << 17  # of a prompt: as many are not read once before they are measured, a short prompt is
-SHORT = 512  # positions of that
-LONG_TURN = 10.0  # seconds of a turn of all after which they are not measured in the other order
-RATE = 1e5  # of them a second, about: what a case takes is judged by it
+MANY_TOKENS = 1 << 17  # a prompt of so many is warmed up with SHORT positions of it, a shorter one with all
+SHORT = 512
+LONG_TURN = 10.0  # seconds: where one turn of all implementations takes longer, the second turn is left out
+RATE = 1e5  # tokens of a prompt a second, about, by which the time of a case is estimated
 ROOM = 64  # positions behind the depth
 DEVICE = "cuda"
 

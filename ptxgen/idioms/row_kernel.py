@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ptxgen.dtypes import DType
     from ptxgen.targets import Target
 
-HEADS = Said(doc="rows of a row, each normalised by itself", draws=(0, 1, 3, 8), refuses=(-1,))
+HEADS = Said(doc="heads of a row, each normalised by itself; 0: the row is one", draws=(0, 1, 3, 8), refuses=(-1,))
 RESIDUAL = Said(doc="x is added to the residual stream first")
 EPS = Said(draws=(1e-6, 1e-5), refuses=(0.0,), silent="beside squares about 1 it is less than a comparison tells")
 
 
 class RowKernel:
-    """Base, beside `KernelType`, of a kernel type with rows of `dim` elements, of `heads` rows each where it has such a
-    field; a buffer whose first extent is "rows" has a row for each, others serve all rows.
+    """Base, beside `KernelType`, of a kernel type with rows of `dim` elements, or of `heads` times `dim` where it has
+    such a field; a buffer whose first extent is "rows" has a row for each, others serve all rows.
 
     `dim` is a field of the kernel type; `programmatic` may be one. The fragment `depends` stands before the first load;
     a kernel that is not programmatic has nothing there.

@@ -87,8 +87,9 @@ class MultiHeadAttention(KernelType):
     `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
     scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
     multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
-    then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a): one sequence's keys and values of 8 bits become 16-bit
-    ones in workspaces first, of four bytes for each element of a key, once for all tokens: for long prompts.
+    then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256): one sequence's keys
+    and values of 8 bits become 16-bit ones in workspaces first, of four bytes for each element of a key, once for all
+    tokens: for long prompts.
     """
 
     bundled_as = "prefill"
@@ -243,7 +244,10 @@ class MultiHeadAttention(KernelType):
         if self.fp8 and not runs_on_wgmma(self.prefill, target):
             yield f"fp8: needs sm_90a and a head_dim of at most 192 (got {target}, head_dim={self.head_dim})"
         if self.widened and not runs_on_wgmma(self.prefill, target):
-            yield f"widened: needs sm_90a and a head_dim of at most 256 (got {target}, head_dim={self.head_dim})"
+            yield (
+                f"widened: needs sm_90a and a head_dim that is a multiple of 16, at most 256 (got {target}, "
+                f"head_dim={self.head_dim})"
+            )
 
     @property
     def attention(self) -> Attention:

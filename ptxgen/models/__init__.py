@@ -22,7 +22,7 @@ from ptxgen.models import keys
 from ptxgen.models.families import FAMILIES, Family
 from ptxgen.models.kv_scheme import KvScheme, kv_scheme
 from ptxgen.models.layers import FULL, SLIDING
-from ptxgen.models.rope import by_layer_type, rope_settings, rope_table, scaling_keys, scaling_type
+from ptxgen.models.rope import by_layer_type, rope_settings, rope_table, rotated_part, scaling_keys, scaling_type
 
 __all__ = [
     "KvScheme",
@@ -141,7 +141,7 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     family = FAMILIES[outer.inner] if outer.inner else outer
     values = _text_values(config, outer, source)
     stray = {name: values[name] for name in family.names if name in values}
-    keys.check(stray, family.keys, keys.CHANGES, source, None)
+    keys.check(stray, family.keys, keys.CHANGES, source, None, values)
     said = {name: value for name, value in values.items() if name not in family.names}
     said |= {name: values[theirs] for name, theirs in family.names.items() if theirs in values}
     merged = {**family.defaults, **outer.defaults, **said, "model_type": config["model_type"]}
@@ -178,7 +178,7 @@ def _outer_warnings(
     changes = {**keys.CHANGES, **keys.STYLES[family.rope_style]}
     for name in config.keys() & (changes.keys() | family.keys | keys.COMMON) - {"model_type", *_SHARED}:
         value = config[name]
-        without = name in changes and changes[name].allows(value, shape, read.values)
+        without = name in changes and changes[name].allows(value, shape, _twins(read, family))
         if value is not None and value != read.values.get(name) and not without:
             yield f"{source}: {name}: is not read outside of {outer.nested} (got {brief(value)})"
 
@@ -214,7 +214,7 @@ def _family(config: dict[str, object], source: str) -> Family:
         return FAMILIES[str(name)]
     read_somewhere = frozenset(key for family in FAMILIES.values() for key in family.keys)
     said = f"{source}: model_type: must be one of {', '.join(FAMILIES)} (got {brief(name)})"
-    for reason in keys.refusals(config, read_somewhere, keys.ANYWHERE, None):
+    for reason in keys.refusals(config, read_somewhere, keys.ANYWHERE, None, config):
         raise SpecError(f"{source}: {reason}, in a model of type {brief(name)}")
     raise SpecError(said)
 
@@ -272,11 +272,16 @@ def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> Mode
     return shape
 
 
+def _twins(read: Fields, family: Family) -> dict[str, Any]:
+    """What keys have that others may repeat."""
+    return {**read.values, "partial_rotary_factor": rotated_part(read, family)}
+
+
 def _refuse(read: Fields, family: Family, shape: ModelShape, windows: list[int]) -> None:
     """Raise `SpecError` for what would change attention and is not covered."""
     table = {**keys.CHANGES, **keys.STYLES[family.rope_style]}
     values = {name: value for name, value in read.values.items() if name not in read.names}
-    keys.check(values, keys.COMMON | family.keys, table, read.source, shape)
+    keys.check(values, keys.COMMON | family.keys, table, read.source, shape, _twins(read, family))
     types = read.values.get("layer_types")
     if types is not None and "layer_types" not in family.keys:
         expected = [SLIDING if window else FULL for window in windows]

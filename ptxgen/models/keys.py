@@ -26,34 +26,41 @@ COMMON = frozenset(
 @dataclass(frozen=True)
 class Key:
     """Why a key is not covered; `harmless`: values that change nothing, beside null, unless `null` is false. `same`: or
-    the value that the shape has under this name; `twin`: or that the config has under this key."""
+    the value that the shape has under this name; `twin`: or that this key has. `others`: whether there
+    are families that it could be right in."""
 
     why: str
     harmless: tuple[object, ...] = ()
     null: bool = True
     same: str = ""
     twin: str = ""
+    others: bool = False
 
-    def allows(self, value: object, shape: Any, values: Mapping[str, Any]) -> bool:
-        """Whether a value changes nothing."""
+    def allows(self, value: object, shape: Any, twins: Mapping[str, Any]) -> bool:
+        """Whether a value changes nothing; `twins`: what keys have, read from where they count."""
         if value is None:
             return self.null
         if any(type(value) is type(one) and value == one for one in self.harmless):
             return True
-        if self.twin and value == values.get(self.twin):
+        if self.twin and value == twins.get(self.twin):
             return True
         return bool(self.same) and shape is not None and value == getattr(shape, self.same)
 
 
+def _differs(why: str, harmless: tuple[object, ...] = (), *, same: str = "", twin: str = "") -> Key:
+    """A key that another family reads."""
+    return Key(why, harmless, same=same, twin=twin, others=True)
+
+
 _LATENT = Key("latent attention has no kernels here")
-_HEADS = Key("this family states its KV heads otherwise", same="n_kv_heads")
-_HEAD_DIM = Key("this family states the size of a head otherwise", same="head_dim")
+_HEADS = _differs("this family states its KV heads otherwise", same="n_kv_heads")
+_HEAD_DIM = _differs("this family states the size of a head otherwise", same="head_dim")
 _BIDIRECTIONAL = Key("attention here is causal", (False,))
-_WINDOW = Key("this family has no sliding window")
-_SCALE = Key("this family does not scale scores by it")
-_THETA = Key("this family states its RoPE base otherwise")
-_PART = Key("this family states otherwise which part of a head rotates", (1.0, 1), twin="partial_rotary_factor")
-_NO_ROPE = Key("every layer of this family rotates", (0, []))
+_WINDOW = _differs("this family has no sliding window")
+_SCALE = _differs("this family does not scale scores by it")
+_THETA = _differs("this family states its RoPE base otherwise")
+_PART = _differs("this family states otherwise which part of a head rotates", twin="partial_rotary_factor")
+_NO_ROPE = _differs("every layer of this family rotates", (0, []))
 _OTHER_LAYERS = Key("layers other than attention are not covered")
 _SPARSE = Key("attention to chosen positions only has no kernels here", (False, 0))
 _CHUNKED = Key("chunked attention has no kernels here", (False,))
@@ -69,26 +76,26 @@ CHANGES: Mapping[str, Key] = {
     "alibi": Key("slopes by position have no prefill here", (False,)),
     "use_alibi": Key("slopes by position have no prefill here", (False,)),
     "dual_chunk_attention_config": _CHUNKED, "dual_chunk_attention": _CHUNKED, "attention_chunk_size": _CHUNKED,
-    "sliding_window": _WINDOW, "use_sliding_window": Key("this family has no sliding window", (False,)),
-    "sliding_window_size": Key(_WINDOW.why, twin="sliding_window"), "window_size": _WINDOW,
+    "sliding_window": _WINDOW, "use_sliding_window": _differs("this family has no sliding window", (False,)),
+    "sliding_window_size": _differs(_WINDOW.why, twin="sliding_window"), "window_size": _WINDOW,
     "attention_window": _WINDOW, "local_attention": _WINDOW,
     "sliding_window_pattern": _WINDOW, "_sliding_window_pattern": _WINDOW, "global_attn_every_n_layers": _WINDOW,
     "no_rope_layers": _NO_ROPE, "no_rope_layer_interval": _NO_ROPE, "nope_layer_interval": _NO_ROPE,
-    "no_rope": Key("every layer of this family rotates", (False,)),
-    "use_rope": Key("every layer of this family rotates", (True,)),
-    "rotary": Key("every layer of this family rotates", (True,)),
-    "use_rotary_embeddings": Key("every layer of this family rotates", (True,)),
+    "no_rope": _differs("every layer of this family rotates", (False,)),
+    "use_rope": _differs("every layer of this family rotates", (True,)),
+    "rotary": _differs("every layer of this family rotates", (True,)),
+    "use_rotary_embeddings": _differs("every layer of this family rotates", (True,)),
     "attention_multiplier": _SCALE, "query_pre_attn_scalar": _SCALE, "attention_scale": _SCALE, "softmax_scale": _SCALE,
     "attn_scale": _SCALE, "logn_attention": _LOGN, "use_logn_attn": _LOGN, "attn_temperature_tuning": _LOGN,
     "scale_attn_weights": Key("scores are scaled here", (True,)),
     "scale_attn_by_inverse_layer_idx": Key("scores are scaled alike in all layers", (False,)),
-    "attn_logit_softcapping": Key("this family does not cap scores"),
-    "attention_logit_cap": Key("this family does not cap scores"),
-    "attn_logit_cap": Key("this family does not cap scores"),
+    "attn_logit_softcapping": _differs("this family does not cap scores"),
+    "attention_logit_cap": _differs("this family does not cap scores"),
+    "attn_logit_cap": _differs("this family does not cap scores"),
     "clip_qkv": Key("clipped queries and keys are not covered"),
-    "attention_sink": Key("this family has no sinks", (False,)),
-    "add_swa_attention_sink_bias": Key("this family has no sinks", (False,)),
-    "add_full_attention_sink_bias": Key("this family has no sinks", (False,)),
+    "attention_sink": _differs("this family has no sinks", (False,)),
+    "add_swa_attention_sink_bias": _differs("this family has no sinks", (False,)),
+    "add_full_attention_sink_bias": _differs("this family has no sinks", (False,)),
     "attention_output_gate": Key("gates of attention's output are not covered", (False,)),
     "attn_output_gate": Key("gates of attention's output are not covered", (False,)),
     "gated_attention": Key("gates of attention's output are not covered", (False,)),
@@ -98,18 +105,18 @@ CHANGES: Mapping[str, Key] = {
     "rotary_scaling_factor": Key("scaled RoPE under this name is not covered", (1, 1.0)),
     "use_dynamic_ntk": Key("scaled RoPE under this name is not covered", (False,)),
     "use_mrope": _AXES, "mrope_section": _AXES,
-    "partial_rotary_factor": Key("this family rotates whole heads, or has another key for the part", (1.0, 1)),
+    "partial_rotary_factor": _differs("this family rotates whole heads, or has another key for the part", (1.0, 1)),
     "rotary_pct": _PART, "rope_pct": _PART, "rope_percent": _PART,
     "rotary_percent": _PART, "rotary_dim": _PART, "rotary_ndims": _PART, "rope_dim": _PART,
     "kv_lora_rank": _LATENT, "q_lora_rank": _LATENT, "qk_rope_head_dim": _LATENT, "qk_nope_head_dim": _LATENT,
     "v_head_dim": Key("values of another width than keys are not covered", same="head_dim"),
     "qk_head_dim": _HEAD_DIM, "head_dim": _HEAD_DIM, "kv_channels": _HEAD_DIM, "head_size": _HEAD_DIM,
     "attention_head_dim": _HEAD_DIM, "d_kv": _HEAD_DIM, "global_head_dim": _HEAD_DIM, "swa_head_dim": _HEAD_DIM,
-    "num_key_value_heads": _HEADS, "num_kv_heads": _HEADS, "multi_query": Key(_HEADS.why, (False,)),
-    "multi_query_attention": Key(_HEADS.why, (False,)), "multi_query_group_num": _HEADS, "n_head_kv": _HEADS,
+    "num_key_value_heads": _HEADS, "num_kv_heads": _HEADS, "multi_query": _differs(_HEADS.why, (False,)),
+    "multi_query_attention": _differs(_HEADS.why, (False,)), "multi_query_group_num": _HEADS, "n_head_kv": _HEADS,
     "num_global_key_value_heads": _HEADS, "swa_num_key_value_heads": _HEADS,
-    "swa_num_attention_heads": Key("this family states its heads otherwise", same="n_heads"),
-    "new_decoder_architecture": Key(_HEADS.why, (False,)),
+    "swa_num_attention_heads": _differs("this family states its heads otherwise", same="n_heads"),
+    "new_decoder_architecture": _differs(_HEADS.why, (False,)),
     "num_kv_shared_layers": _SHARED, "cla_share_factor": _SHARED, "kv_sharing": _SHARED, "attention_k_eq_v": _SHARED,
     "per_layer_config": _BY_LAYER, "block_configs": _BY_LAYER, "num_attention_heads_per_layer": _BY_LAYER,
     "layers_block_type": _OTHER_LAYERS, "hybrid_override_pattern": _OTHER_LAYERS, "attn_type_list": _OTHER_LAYERS,
@@ -121,7 +128,7 @@ CHANGES: Mapping[str, Key] = {
     "differential_attention": Key("differences of attentions are not covered", (False,)),
 }  # fmt: skip
 
-ANYWHERE: Mapping[str, Key] = {name: key for name, key in CHANGES.items() if "this family" not in key.why}
+ANYWHERE: Mapping[str, Key] = {name: key for name, key in CHANGES.items() if not key.others}
 
 
 def _style(halves: bool) -> dict[str, Key]:
@@ -223,14 +230,19 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 
 
-def refusals(values: Mapping[str, Any], known: frozenset[str], table: Mapping[str, Key], shape: Any) -> Iterator[str]:
-    """Keys of a table with a value that changes what is computed, unless they are known: a reason each."""
+def refusals(
+    values: Mapping[str, Any], known: frozenset[str], table: Mapping[str, Key], shape: Any, twins: Mapping[str, Any]
+) -> Iterator[str]:
+    """Keys of a table with a value that changes what is computed, unless they are known: a reason each. `twins` and
+    `shape` (None: there is none yet): as `Key.allows` takes them."""
     for name, value in values.items():
-        if name in table and name not in known and not table[name].allows(value, shape, values):
+        if name in table and name not in known and not table[name].allows(value, shape, twins):
             key = table[name]
             works = list(dict.fromkeys(["absent", *(json.dumps(one) for one in key.harmless)]))
             if key.same and shape is not None:
                 works.append(str(getattr(shape, key.same)))
+            if twins.get(key.twin) is not None:
+                works.append(json.dumps(twins[key.twin]))
             yield f"{name}: must be {' or '.join(works)}: {key.why} (got {brief(value)})"
 
 
@@ -240,7 +252,10 @@ def unknown(values: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:
     yield from (name for name, value in values.items() if value is not None and not any(name in t for t in tables))
 
 
-def check(values: Mapping[str, Any], known: frozenset[str], table: Mapping[str, Key], source: str, shape: Any) -> None:
+def check(
+    values: Mapping[str, Any], known: frozenset[str], table: Mapping[str, Key], source: str, shape: Any,
+    twins: Mapping[str, Any],
+) -> None:  # fmt: skip
     """Raise `SpecError` with every refusal."""
-    if found := list(refusals(values, known, table, shape)):
+    if found := list(refusals(values, known, table, shape, twins)):
         raise SpecError("\n".join(f"{source}: {reason}" for reason in found))

@@ -55,7 +55,8 @@ class _Scaling:
     keys: tuple[str, ...] = ()
 
 
-_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_PART = "partial_rotary_factor"
+_COMMON = ("rope_type", "type", "rope_theta", _PART)
 
 
 def rope_table(read: Fields, family: Family) -> dict[str, Any]:
@@ -107,23 +108,33 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
     else:
         own = {} if local else given
     scaling = Fields(own, f"{read.source}: {'rope_scaling' if read.table('rope_scaling') else 'rope_parameters'}")
-    theta_key, part_key = family.local_theta if slides and family.local_theta else "rope_theta", "partial_rotary_factor"
+    theta_key = family.local_theta if slides and family.local_theta else "rope_theta"
     if _is_null(read, theta_key) and scaling.values.get("rope_theta") is None:
         raise read.error(theta_key, "must be absent, or a number above 1")
     theta = scaling.number("rope_theta", read.number(theta_key, 10000.0, above=1.0), above=1.0)
-    if family.rotary is None and scaling.values.get(part_key) not in (None, 1):
-        raise scaling.error(part_key, "must be absent or 1: this family rotates whole heads")
-    if family.rotary and _is_null(read, part_key):
-        raise read.error(part_key, f"must be absent for {family.rotary:g}, or a number")
-    whole = family.rotary or 1.0
-    part = scaling.number(part_key, read.number(part_key, whole, most=1.0) if family.rotary else whole, most=1.0)
+    part = _part(read, scaling, family)
     rotary_dim = int(head_dim * part)
     for reason in rules.multiple_of("rotary_dim", rotary_dim, 8, 8, head_dim):
-        named = read.names.get(part_key, part_key)
+        named = read.names.get(_PART, _PART)
         raise SpecError(f"{read.source}: {named}={part:g} of head_dim={head_dim}: {reason}")
     if local:
         return RopeSettings(theta, rotary_dim)
     return SCALINGS[scaling_type(scaling, family)].of(_Asked(scaling, read, theta, rotary_dim, max_len))
+
+
+def rotated_part(read: Fields, family: Family) -> float:
+    """The part of a head that rotates: what the table of RoPE settings says, the config, or else the family."""
+    return _part(read, Fields(rope_table(read, family), read.source), family) if family.rotary else 1.0
+
+
+def _part(read: Fields, table: Fields, family: Family) -> float:
+    if family.rotary is None:
+        if table.values.get(_PART) not in (None, 1):
+            raise table.error(_PART, "must be absent or 1: this family rotates whole heads")
+        return 1.0
+    if _is_null(read, _PART):
+        raise read.error(_PART, f"must be absent for {family.rotary:g}, or a number")
+    return table.number(_PART, read.number(_PART, family.rotary, most=1.0), most=1.0)
 
 
 def _is_null(read: Fields, key: str) -> bool:

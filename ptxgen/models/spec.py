@@ -183,7 +183,7 @@ def model_spec(
     block = BLOCKS.get(shape.family)
     if block is None:
         raise SpecError(f"{source}: model_type: must be one of {', '.join(BLOCKS)} to decode (got {shape.family})")
-    check(read.values, block.keys, MODEL, source, shape)
+    check(read.values, block.keys, MODEL, source, shape, read.values)
     dim = read.count("hidden_size")
     biases = set(block.biases)
     if block.attention_bias and read.flag("attention_bias"):

@@ -51,7 +51,8 @@ class Scoped(Generic[T]):
 
 
 def among(counted: dict[str, tuple[int, T]], name: str) -> T | None:
-    """The meaning of the `%r<n>` that has a name, by stem with n; None where none has it."""
+    """The meaning of a register such as `%r3`, which a declaration `%r<n>` holds if 3 is below n; None where none does.
+    `counted`: of such declarations, stem → n and meaning."""
     stem = name.rstrip("0123456789")
     declared = counted.get(stem)
     if declared is not None:  # all its digits are the number, as a rule

@@ -48,12 +48,12 @@ def remember(site: tuple[Any, ...], launched: _Prepared | None) -> None:
 class Repeat(NamedTuple):
     """A decoding call that was launched over its tensors as they lie: what the next layer's repeats.
 
-    `tensors` and `scalars` stand behind query, key, value and out among the arguments; `reach`: elements that keys and
-    values must have from where they begin, 0 where that is all they are.
+    `numbers` stand behind the addresses of query, key, value and out among the arguments: those of `tensors`, then the
+    scalars. `reach`: elements that keys and values must have from where they begin, 0 where that is all they are.
     """
 
     prepared: _Prepared
-    tensors: tuple[Any, ...]  # they keep their memory
+    tensors: tuple[Any, ...]  # not read: their memory must last as long as their addresses
     numbers: tuple[int, ...]
     reach: int
 

@@ -41,7 +41,7 @@ def paged_attention(
     if cache is None or cu_seq_lens_q is None or cu_seq_lens_k is None or read_index is None or write_index is None:
         raise SpecError('attn_implementation="paged|ptxgen" is for continuous batching; use "ptxgen" for a forward')
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    reason = unfit(query, key, value, None, dropout, scale, None)
+    reason = unfit(query, key, value, None, dropout, scale, None, s_aux)
     if reason:
         raise SpecError(f'paged attention: {reason}; use attn_implementation="paged|sdpa"')
     index: int = module.layer_idx

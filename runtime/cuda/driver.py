@@ -40,7 +40,7 @@ NATIVE = (
     "cuGraphLaunch",
     "cuMemcpyDtoHAsync",
     "cuStreamSynchronize",
-)  # called as `prepared.py` does
+)  # called through ctypes (runtime/cuda/prepared.py)
 SINCE = 12000  # the CUDA version whose signatures these have
 # After these the context is lost for the whole process ("sticky"): every later call fails with the same code.
 STICKY = frozenset({4, 46, 214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 721, 999})

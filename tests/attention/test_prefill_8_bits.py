@@ -189,11 +189,11 @@ def test_what_widened_refuses(fields: dict[str, Any], reason: str) -> None:
         spec(widened=True, **fields)
 
 
-@pytest.mark.parametrize(("target", "head_dim"), [("sm_90", 64), ("sm_90a", 264)])
+@pytest.mark.parametrize(("target", "head_dim"), [("sm_90", 64), ("sm_90a", 264), ("sm_90a", 40)])
 def test_where_widened_is_not_to_be_had(target: str, head_dim: int) -> None:
     found = supports(spec(head_dim=head_dim, widened=True, **E4M3), target)
     assert not found
-    assert "widened: needs sm_90a and a head_dim of at most 256" in str(found)
+    assert "widened: needs sm_90a and a head_dim that is a multiple of 16, at most 256 " in str(found)
 
 
 @needs_assembler
@@ -251,6 +251,55 @@ def test_where_fp8_is_not_to_be_had(target: str, head_dim: int) -> None:
 def test_nothing_is_spilled_and_no_product_waits_for_another(
     kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]
 ) -> None:
-    made = assemble(generate(spec(head_dim=head_dim, q_dtype=q_dtype, **KINDS[kind], **more), TARGET).text)
+    assembles_clean(kind, q_dtype, head_dim, more)
+
+
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize(
+    ("kind", "q_dtype", "head_dim", "more"),
+    [
+        ("s8", "bf16", 128, {"n_heads": 32, "n_kv_heads": 8}),
+        ("s8", "f16", 128, {"n_heads": 28, "n_kv_heads": 4, "max_len": 4096, "indirect": True}),
+        ("s8", "bf16", 128, {"n_heads": 32, "n_kv_heads": 32}),
+        ("s8", "bf16", 128, {"n_heads": 32, "n_kv_heads": 32, "layout": "heads"}),
+        ("s8", "bf16", 128, {"n_heads": 28, "n_kv_heads": 4, "lse": False, "causal": False}),
+        ("s8", "bf16", 128, {"n_heads": 32, "n_kv_heads": 8, "layout": "heads", "soft_cap": 50.0}),
+        ("s8", "f16", 128, {"soft_cap": 5.0}),
+        ("s8", "bf16", 112, {"n_kv_heads": 4}),
+        ("s8", "f16", 112, {"layout": "heads", "soft_cap": 5.0}),
+        ("e4m3", "bf16", 128, {"n_heads": 32, "n_kv_heads": 32, "soft_cap": 50.0}),
+        ("e4m3", "f16", 128, {"n_heads": 28, "n_kv_heads": 4}),
+        ("e4m3", "bf16", 112, {"n_kv_heads": 4}),
+    ],
+    ids=str,
+)
+def test_nothing_is_spilled_where_registers_are_scarce(
+    kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]
+) -> None:
+    assembles_clean(kind, q_dtype, head_dim, more)
+
+
+def assembles_clean(kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]) -> None:
+    """Nothing is spilled, and no product waits for another."""
+    made = assemble(generate(spec(head_dim=head_dim, q_dtype=q_dtype, **{**KINDS[kind], **more}), TARGET).text)
     assert all(taken.clean for taken in made.resources.values()), made.resources
     assert "serialized" not in made.log
+
+
+@pytest.mark.parametrize(
+    ("producers", "fields"),
+    [
+        (2, {}),
+        (1, {"n_kv_heads": 4}),
+        (1, {"soft_cap": 5.0}),
+        (1, {"causal": False}),
+        (1, {"head_dim": 112}),
+        (1, {"max_len": 64, "batched": True}),
+        (1, E4M3),
+    ],
+)
+def test_two_warpgroups_of_producers(producers: int, fields: dict[str, Any]) -> None:
+    tile = spec(**{"head_dim": 128, "kv_dtype": "s8", **fields}).tile(parse_target(TARGET))
+    assert isinstance(tile, WgmmaTile)
+    assert tile.producers == producers

@@ -65,6 +65,22 @@ def test_rows_become_digits(mode: str, rows: int, fields: dict[str, Any]) -> Non
     tried(PackDigits(**fields), mode, rows)
 
 
+@pytest.mark.parametrize("norm", ["", "rms"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_packed_as_the_reference_says(value: float, norm: str) -> None:
+    """Bit for bit; its columns unpack to NaN, other rows' and units' do not."""
+    spec = PackDigits(dim=512, norm=norm)
+    values = spec.example(np.random.default_rng(0), rows=3)
+    values["x"][1, 40] = value
+    found = trial(spec, CpuDevice(mode="fast"), target=WHERE, arguments=values, rows=3).outputs["out"]
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(found, spec.reference(**values)["out"])
+        spoiled = np.isnan(layout.unpack(found, 3, 512))
+    assert spoiled[1, :256].all()
+    assert spoiled[1, 256:].all() == (norm == "rms" and np.isnan(value))  # an infinite row has the norm 0
+    assert not spoiled[[0, 2]].any()
+
+
 def test_tiles_without_a_row_are_not_written() -> None:
     out = tried(PackDigits(dim=256), "check", 20, n_rows=3).outputs["out"]
     assert not layout.unpack(out[:1], 8, 256)[3:].any()

@@ -21,6 +21,7 @@ from ptxgen.models.survey import Verdict, survey
 from tests.support.config_cases import CASES, KV, LLAMA3, LONGROPE, SLIDING, YARN, Config, inside, of
 
 LLAMA = of("llama", KV)
+QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
 GEMMA = of("gemma3_text", KV, head_dim=32, layer_types=SLIDING)
 FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
@@ -96,7 +97,11 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "another part of a head in nemotron": (
         of("nemotron", KV, head_dim=32, partial_rotary_factor=0.5, rope_percent=0.25),
-        "rope_percent: must be absent or 1.0 or 1: this family states otherwise which part",
+        "rope_percent: must be absent or 0.5: this family states otherwise which part",
+    ),
+    "another part of a head than the table's": (
+        of("nemotron", KV, head_dim=32, rope_percent=0.5, rope_parameters=QUARTER),
+        "rope_percent: must be absent or 0.25:",
     ),
     "values of another width": (LLAMA | {"v_head_dim": 32}, "v_head_dim: must be absent or 16: values of another"),
     "a head's size in falcon": (of("falcon", head_dim=32), "head_dim: must be absent or 16: this family states the si"),
@@ -397,6 +402,8 @@ REAL: dict[str, Config] = {
     "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096, "swiglu_limit": 7.0, "head_dim": 16},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 16.0, "residual_multiplier": 0.22},
     "gpt_neox": {"hidden_size": 128, "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "rotary_pct": 0.25},
+    "nemotron": {"head_dim": 32, "rope_percent": 0.5},
+    "glm": {"head_dim": 32, "rotary_pct": 0.25, "rope_parameters": QUARTER},
     "qwen2_moe": {"norm_topk_prob": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 16},
 }  # fmt: skip
 

@@ -133,6 +133,7 @@ def _keys() -> Iterator[str]:
     yield _row(["---"] * 3)
     for name, key in sorted({**keys.CHANGES, **keys.STYLES["neox"]}.items()):
         works = [json.dumps(one) for one in key.harmless] + ([f"the model's {key.same}"] if key.same else [])
+        works += [f"what `{key.twin}` is"] if key.twin else []
         yield _row((f"`{name}`", key.why, ", ".join([*(["null"] if key.null else []), *works])))
     yield "\n## Keys of the whole model\n"
     yield "Without effect on attention's kernels; refused with `--weights` where the family does not read them.\n"

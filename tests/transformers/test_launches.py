@@ -73,21 +73,34 @@ def test_what_a_repeated_call_shares_names_how_tensors_lie(case: str, monkeypatc
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("without_gradients")
-def test_calls_in_turns_are_each_their_own() -> None:
-    """Every layout twice, among the others, with other numbers: repeated calls are of theirs."""
+def test_calls_in_turns_are_each_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layout in three turns, with other numbers: what is repeated, from the second turn on, is of that layout."""
     torch.manual_seed(0)
+    monkeypatch.setattr(launches, "_repeats", {})
+    repeats: list[bool] = []  # of each call
+    repeated = operators.repeated
+
+    def counted(*given: Any) -> Any:
+        found = repeated(*given)
+        repeats.append(found is not None)
+        return found
+
+    monkeypatch.setattr(operators, "repeated", counted)
+    copied = {"values elsewhere", "heads inside", "queries in larger ones", "misaligned"}
     good = {name: of for name, of in DIFFERENT.items() if name != "another type of values"}
     shifted = {"misaligned": lambda q, k, v: (q, k.new_empty(k.numel() + 1)[1:].view(k.shape).copy_(k), v)}
     cases = {"plain": lambda *given: given, **good, **shifted}
-    before = len(launches._repeats)
-    for _ in range(3):
+    for turn in range(3):
+        repeats.clear()
         for make in cases.values():
             given = torch.randn(2, 4, 1, 16), keys(2, 2, 7), keys(2, 2, 7)
             q, k, v = make(*given)
             wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
             found = attention.attention(MODULE, *make(*(x.cuda() for x in given)), None)[0].cpu()
             assert torch.allclose(found.float(), wanted.float(), atol=2e-3)
-    assert len(launches._repeats) > before
+        again = {name for name, was in zip(cases, repeats, strict=True) if was}
+        assert again >= (cases.keys() - copied if turn else set()), turn
+        assert not again & ({"misaligned"} if turn else cases.keys()), turn
 
 
 @pytest.mark.parametrize("queries", [1, 3])

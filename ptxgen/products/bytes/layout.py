@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ptxgen.launch import Extent
+from ptxgen.products.digits import MAGIC_BITS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,8 @@ def shape(cols: int) -> tuple[Extent, ...]:
 
 
 def pack(x: np.ndarray) -> np.ndarray:
-    """f32 `[rows, cols]` as uint8 `[tiles, units, UNIT_BYTES]`."""
+    """f32 `[rows, cols]` as uint8 `[tiles, units, UNIT_BYTES]`; the factor and the sums of 256 columns of which one is
+    not finite are NaN, and its digits are of the bits that f32 arithmetic leaves."""
     import numpy as np
 
     rows, cols = x.shape
@@ -43,14 +45,17 @@ def pack(x: np.ndarray) -> np.ndarray:
     padded = np.zeros((tiles * TOKENS, units * UNIT), np.float32)
     padded[:rows, :cols] = x
     split = padded.reshape(tiles, TOKENS, units, UNIT).transpose(0, 2, 1, 3)  # [tile, unit, token, 256]
-    largest = np.abs(split).max(3)
+    finite, nan = np.isfinite(split), np.uint32(0x7FFFFFFF)  # the NaN that GPUs compute
+    bits = np.where(np.isnan(split), nan, split.view(np.uint32))
+    largest = (bits & 0x7FFFFFFF).max(3).view(np.float32)
     exponents = np.maximum((largest.view(np.uint32) + 2) >> 23, BITS + 1).astype(np.int64) - 127 - (BITS - 1)
-    whole = np.rint(split.astype(np.float64) * 2.0 ** -exponents[..., None]).astype(np.int64)
+    whole = np.rint(np.where(finite, split, 0.0).astype(np.float64) * 2.0 ** -exponents[..., None]).astype(np.int64)
+    whole = np.where(finite, whole, bits.astype(np.int64) - MAGIC_BITS)
     biased = (whole + 0x808080).astype(np.uint32)
     digits = np.stack([(biased >> shift & 0xFF).astype(np.uint8) ^ 0x80 for shift in (16, 8, 0)], 2)
     lanes = digits.reshape(tiles, units, DIGITS, TOKENS, UNIT // PAIR, 4, 4, 4)  # [.. digit, g, p, chunk, t, 4]
     lanes = lanes.transpose(0, 1, 4, 2, 3, 6, 5, 7)  # [tile, unit, p, digit, g, t, chunk, 4]
-    factors = np.exp2(exponents.astype(np.float64)).astype(np.float32)
+    factors = np.where(finite.all(3), np.exp2(exponents.astype(np.float64)).astype(np.float32), nan.view(np.float32))
     sums = whole.reshape(*whole.shape[:3], 16, 16).sum(4).astype(np.float32) * factors[..., None]
     parts = [lanes, _sums(sums), factors]
     parts = [
@@ -68,7 +73,8 @@ def _sums(sums: np.ndarray) -> np.ndarray:
     for _ in range(DIGITS):
         digit = left.astype(ml_dtypes.bfloat16)
         left = left - digit.astype(np.float32)
-        halves = digit.view(np.uint16).reshape(*sums.shape[:3], 2, 2, 4)  # chunk = 8 · first + 4 · second + t
+        bits = np.where(np.isnan(digit), np.uint16(0x7FFF), digit.view(np.uint16))  # the NaN that GPUs compute
+        halves = bits.reshape(*sums.shape[:3], 2, 2, 4)  # chunk = 8 · first + 4 · second + t
         out.append(halves.transpose(0, 1, 2, 5, 4, 3))
     return np.stack(out, 2)
 

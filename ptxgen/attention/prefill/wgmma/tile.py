@@ -159,15 +159,15 @@ _BY_CONVERSION: tuple[_Row, ...] = (
     (128, 2, 96, False, 104, 200, False),
     (192, 2, 64, False, 104, 200, True),
 )
-# In their place, and how many warpgroups of producers: by head_dim, whether scales lie beside the values, and whether
-# there are several sequences, pages or a ring, whose producer has more to compute.
-_CONVERTED: dict[tuple[int, bool, bool], tuple[_Row, int]] = {
-    (96, False, False): ((96, 2, 128, False, 104, 200, False), 1),
-    (128, False, False): ((128, 2, 128, False, 104, 200, False), 1),
-    (128, False, True): ((128, 2, 128, False, 104, 200, False), 1),
-    (128, True, False): ((128, 2, 128, False, 64, 192, False), 2),
-    (192, False, False): ((192, 2, 96, False, 104, 200, True), 1),
+# In their place: by head_dim, whether scales lie beside the values, and whether there are several sequences, pages or a
+# ring, whose producer has more to compute.
+_CONVERTED: dict[tuple[int, bool, bool], _Row] = {
+    (96, False, False): (96, 2, 128, False, 104, 200, False),
+    (128, False, False): (128, 2, 128, False, 104, 200, False),
+    (128, False, True): (128, 2, 128, False, 104, 200, False),
+    (192, False, False): (192, 2, 96, False, 104, 200, True),
 }
+_BY_TWO_PRODUCERS: _Row = (128, 2, 128, False, 64, 192, False)
 _BY_FP8: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 80, True, 80, 144, False),
@@ -178,30 +178,50 @@ _BY_FP8: tuple[_Row, ...] = (
 
 @lru_cache(maxsize=64)
 def wgmma_tile(
-    dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False, fp8: bool = False
-) -> WgmmaTile:
+    dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False,
+    fp8: bool = False, lean: bool = False,
+) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
-    them, `fp8`: but for K."""
+    them, `fp8`: but for K. `lean`: two warpgroups of producers convert."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
-    row, producers = next(row for row in table if dim <= row[0]), 1
+    row = next(row for row in table if dim <= row[0])
     if converts and not fp8:
-        row, producers = _CONVERTED.get((row[0], scaled, batched), (row, producers))
-    return WgmmaTile(dim, *row[1:], producers=producers, tails=maps and batched, fp8=fp8)
+        row = _BY_TWO_PRODUCERS if lean else _CONVERTED.get((row[0], scaled, batched), row)
+    return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=maps and batched, fp8=fp8)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
     cache = prefill.attention.cache
     several = cache.batched or bool(cache.ring)
-    return wgmma_tile(prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8)
+    return wgmma_tile(
+        prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill)
+    )
 
 
 def converts(prefill: Prefill) -> bool:
     """Whether K and V of 8 bits become 16-bit values on their way into shared memory."""
     return prefill.attention.problem.kv_dtype.bits == 8 and not prefill.widened
+
+
+def lean(prefill: Prefill) -> bool:
+    """Whether two warpgroups of producers convert K and V of one sequence with scales. The assembler then has 128
+    registers a thread, which do for a causal mask over plain scores, and several query heads to a KV head; else some
+    are spilled."""
+    attention = prefill.attention
+    cache, problem, variant = attention.cache, attention.problem, attention.variant
+    return (
+        converts(prefill)
+        and cache.quantised
+        and not (cache.batched or cache.ring)
+        and prefill.dim == _BY_TWO_PRODUCERS[0]
+        and problem.group > 1
+        and variant.causal
+        and variant.plain
+    )
 
 
 def by_maps(prefill: Prefill) -> bool:
