@@ -78,7 +78,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
         for count in (*enough[:1], *reversed(counts[: -len(enough)])):
             try:
                 found = kernel(**{"tokens": count, **fields})
-                yield replace(found, **{**of_integers(found), **fields}) if found.by_row else found
+                yield _tabled(found, fields) if found.by_row else found
                 return
             except SpecError:
                 continue
@@ -95,8 +95,11 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tried = tried | ACTIVATED_IN_BLOCKS[bool(fields.get("bias"))]
     if not few and _plain(fields):
         tried = tried | IN_16_BITS
-    if "tokens" in fields:
-        tried = {count: tried.get(count, OF_FEW) for count in counts}
+    if "tokens" in fields:  # then also what is never the fastest
+        tile = tried.get(fields["tokens"], OF_FEW)
+        if tile is NONE:
+            tile = OF_FEW if fields["tokens"] <= MOST_ROWS_FIRST else OF_MANY[fields["tokens"]]
+        tried = {fields["tokens"]: tile}
     each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
     for count, tile_rows, split, share in each:
         if count in WHOLE_K and split > 1:
@@ -107,6 +110,14 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             yield kernel(**{"tile_rows": tile_rows, "split": split, "share": share, **fields, "tokens": count})
         except SpecError:
             continue
+
+
+def _tabled(spec: P, fields: dict[str, Any]) -> P:
+    """A spec with the tile that the table has, where none of the tile's fields is given."""
+    tile = of_integers(spec)
+    if tile.keys() & fields.keys():
+        return spec
+    return replace(spec, **tile)
 
 
 def _plain(fields: dict[str, Any]) -> bool:
