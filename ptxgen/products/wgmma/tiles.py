@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ptxgen.dtypes import e4m3
+from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, Geometry, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
@@ -61,6 +61,11 @@ IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of
 IN_ROWS = {112: NONE}
 # and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
 IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
+# the same of those whose results become 16-bit numbers after an activation, without a bias and with one: 128 rows leave
+# it no registers
+ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    False: {256: ((64,), (1, 2))}, True: {192: NONE, 256: ((64,), (1, 2))},
+}  # fmt: skip
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -86,6 +91,8 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tried = tried | IN_BLOCKS
         if fields["weights"] != "e4m3_block":
             tried = tried | IN_ROWS
+        elif fields.get("activation") and str(fields.get("out_dtype", f32)) != f32.name:
+            tried = tried | ACTIVATED_IN_BLOCKS[bool(fields.get("bias"))]
     if not few and _plain(fields):
         tried = tried | IN_16_BITS
     if "tokens" in fields:  # then also what is never the fastest
