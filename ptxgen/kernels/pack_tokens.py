@@ -123,7 +123,10 @@ class PackTokens(PackedRows):
         return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return {"n_rows": n_rows_given(sizes, self.indirect)}
+        given: dict[str, Any] = {"n_rows": n_rows_given(sizes, self.indirect)}
+        if self.group:
+            given["x"] = packed.uneven(rng, sizes["rows"], self.dim, self.group).astype(self.src_dtype.numpy)
+        return given
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np

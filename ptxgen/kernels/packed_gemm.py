@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f16, f32, u8, u32
+from ptxgen.errors import SpecError
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
@@ -58,9 +59,10 @@ class PackedGemm(PackedProduct):
     2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
     With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
     scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`, powers of four (or 0 with
-    bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only. Products are those of
-    the bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
-    rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
+    bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only, other scales are wrong
+    there, and the reference refuses them. Products are those of the bytes, scales are applied to their sums. Tensor
+    cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2); `promoted`: f32 adds up
+    their sums of every 128 columns (2e-4), as it must with blocks.
     `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
     units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
     with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits (of what is
@@ -259,7 +261,8 @@ class PackedGemm(PackedProduct):
         out = [buffer("x", self.x_dtype, *packed.shape(self.k, self.tokens, self.digits, self.x_dtype), align=128)]
         if self.scaled or self.by_row:
             scales = packed.scale_shape(self.k, self.tokens, self.x_group)
-            out.append(buffer("x_scales", f32, *scales, align=16))
+            doc = "powers of four, or 0: another scale gives wrong results" if self.by_block else ""
+            out.append(buffer("x_scales", f32, *scales, align=16, doc=doc))
         if self.beside == "x_sums":
             out.append(buffer("x_sums", f16, *packed.sum_shape(self.k, self.tokens), align=16))
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
@@ -336,7 +339,10 @@ class PackedGemm(PackedProduct):
         import numpy as np
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
-        x = rng.standard_normal((sizes["rows"], self.k), np.float32)
+        if self.by_block:
+            x = packed.uneven(rng, sizes["rows"], self.k, self.x_group)
+        else:
+            x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         if self.scaled:
             tiles, scales = packed.pack_scaled(x, self.tokens, self.x_dtype, self.x_group)
             given = {"x": tiles, "x_scales": scales}
@@ -355,6 +361,8 @@ class PackedGemm(PackedProduct):
 
         count = rows_of(a)
         scales = a["x_scales"] if self.scaled or self.by_row else None
+        if self.by_block and (wrong := packed.no_power_of_four(a["x_scales"], count, self.k // self.x_group)):
+            raise SpecError(f"PackedGemm.x_scales: must be powers of four, or 0 (got {wrong})")
         x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)
         y = multiplied(self, x, a)
         out = a["out"].copy()

@@ -11,6 +11,7 @@ import pytest
 from ptxgen import generate
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3
+from ptxgen.errors import SpecError
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import geometry, tokens
@@ -96,6 +97,51 @@ def test_a_scale_that_is_infinite_or_zero_is_its_tokens_alone(mode: str) -> None
     assert np.isfinite(got[6]).all()
 
 
+@MODES
+@pytest.mark.parametrize(("rows", "count"), FACTORED)
+def test_every_token_of_every_group_has_its_own_scale(mode: str, rows: int, count: int) -> None:
+    """Row by row, since large ones would hide the others."""
+    spec, there = product(n=128, k=384, tokens=count, tile_rows=rows, split=1), count + 9
+    given = spec.example(np.random.default_rng(0), rows=there)
+    rng, (tiles, groups, _) = np.random.default_rng(1), given["x_scales"].shape
+    exponents = rng.integers(-30, 31, (tiles, 1, count)) + rng.integers(-3, 4, (tiles, groups, count))
+    given["x_scales"] = np.float32(4.0) ** exponents.astype(np.float32)
+    wanted = spec.reference(**given)["out"].astype(np.float64)
+    done = trial(spec, CpuDevice(mode=mode), target=WHERE, rows=there, arguments=given, repeat=False)
+    errors = np.linalg.norm(done.outputs["out"] - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert errors.max() < EXACT
+
+
+@pytest.mark.parametrize("count", [64, 128])
+@pytest.mark.parametrize("scale", [0.37, 0.5, -1.0, np.nan, np.nextafter(np.float32(1), np.float32(2))])
+def test_a_scale_that_is_no_power_of_four_is_refused(count: int, scale: float) -> None:
+    spec = product(n=128, k=512, tokens=count)
+    scales = spec.example(np.random.default_rng(0), rows=40)["x_scales"]
+    scales[0, 2, 3] = scale
+    said = rf"^PackedGemm.x_scales: must be powers of four, or 0 \(got {scale:g} at row 3, group 2\)$"
+    with pytest.raises(SpecError, match=said):
+        trial(spec, CpuDevice(), target=WHERE, rows=40, arguments={"x_scales": scales})
+    trial(spec, CpuDevice(), target=WHERE, rows=3, n_rows=3, limit=EXACT).require()
+    assert [param.doc for param in spec.params() if param.name == "x_scales"] != [""]
+
+
+def test_no_rows_are_refused_in_words() -> None:
+    with pytest.raises(SpecError, match=r"^bind\(rows\): a capacity must be an int ≥ 1 \(got 0\)$"):
+        trial(product(n=128, k=256, tokens=128), CpuDevice(), target=WHERE, rows=0)
+
+
+@MODES
+@pytest.mark.parametrize("source", ["f32", "bf16"])
+def test_packed_scales_are_exact(mode: str, source: str) -> None:
+    spec = PackTokens(520, 8, dtype=e4m3, src_dtype=source, precision="fast", group=128)
+    x = spec.example(np.random.default_rng(0), rows=11)["x"]
+    out = trial(spec, CpuDevice(mode=mode), target="sm_80", rows=11).require().outputs
+    wanted, scales = tokens.pack_scaled(x.astype(np.float32), 8, e4m3, 128)
+    assert len(np.unique(scales)) > 5
+    assert (out["scales"] == scales).all()
+    assert out["out"].tobytes() == wanted.tobytes()
+
+
 def test_scales_of_groups_are_the_least_powers_of_four_that_hold_them() -> None:
     x = np.random.default_rng(0).standard_normal((9, 512), np.float32)
     x *= np.float32(10.0) ** np.random.default_rng(1).integers(-30, 30, (9, 1)).astype(np.float32)
@@ -127,10 +173,37 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
 
 @needs_assembler
 @pytest.mark.parametrize(("rows", "count"), FACTORED)
-@pytest.mark.parametrize("more", [{"out_dtype": bf16}, {"residual": True}, {"out_dtype": bf16, "share": 2}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"out_dtype": bf16},
+        {"residual": True},
+        {"out_dtype": bf16, "share": 2},
+        {"out_dtype": bf16, "bias": True, "stream": True},
+        {"bias": True, "activation": "silu"},
+    ],
+    ids=str,
+)
 def test_no_spills(rows: int, count: int, more: dict[str, Any]) -> None:
     """Of 256 tokens with a residual those are meant that read scales themselves."""
     ptx = generate(product(n=4096, k=4096, tokens=count, tile_rows=rows, programmatic=True, **more), WHERE)
+    assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
+
+
+@needs_assembler
+@pytest.mark.parametrize("rows", [256, 512, 4096])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_best_tile_has_registers_for_an_activation(rows: int, activation: str, bias: bool) -> None:
+    fields: dict[str, Any] = {
+        "n": 4096,
+        "k": 4096,
+        "weights": "e4m3_block",
+        "x_dtype": e4m3,
+        "precision": "fast",
+        "out_dtype": bf16,
+    }
+    ptx = generate(PackedGemm.best(rows, **fields, bias=bias, activation=activation, programmatic=True), WHERE)
     assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
 
 

@@ -231,3 +231,19 @@ def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> N
         fields = {"weights": name, "precision": precision, **fusion}
         ptx = generate(PackedGemm.best(count, x_dtype=f16, by_row=True, **fields), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
+
+
+@pytest.mark.parametrize(
+    ("weights", "n", "k", "given"),
+    [
+        ("q4_k", 6144, 4096, {"split": 2}),
+        ("q4_k", 6144, 4096, {"tile_rows": 128}),
+        ("q6_k", 4096, 14336, {"stream": False}),
+        ("q6_k", 4096, 14336, {"tile_rows": 64, "split": 2}),
+    ],
+)
+def test_a_measured_tile_is_taken_whole_or_not_at_all(weights: str, n: int, k: int, given: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"n": n, "k": k, "weights": weights, "x_dtype": f16, "by_row": True}
+    assert PackedGemm.best(9, **fields).stream
+    spec = PackedGemm.best(9, **fields, **given)
+    assert spec == PackedGemm(**fields, **given, tokens=16)

@@ -592,6 +592,24 @@ def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
     assert (many.tokens, many.split) == (256, 1)
 
 
+@pytest.mark.parametrize(
+    ("count", "n", "k", "more"),
+    [
+        (64, 4096, 4096, {}),
+        (64, 28672, 4096, {}),
+        (112, 4096, 4096, {}),
+        (112, 4096, 4096, {"weights": "e4m3_channel", "x_dtype": "e4m3"}),
+    ],
+)
+def test_tokens_that_are_never_the_fastest_have_a_tile_where_they_are_given(
+    count: int, n: int, k: int, more: dict[str, Any]
+) -> None:
+    spec = PackedGemm.best(512, n=n, k=k, tokens=count, precision="fast", **more)
+    assert spec.tokens == count
+    assert spec.tile_rows > 0
+    assert PackedGemm.best(512, n=n, k=k, precision="fast", **more).tokens != count
+
+
 @pytest.mark.parametrize("k", [4096, 14336])
 def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     spec = PackedGemm.best(128, n=4096, k=k, precision="fast")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ptxgen.dtypes import e4m3
+from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, Geometry, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
@@ -61,6 +61,11 @@ IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of
 IN_ROWS = {112: NONE}
 # and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
 IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
+# the same of those whose results become 16-bit numbers after an activation, without a bias and with one: 128 rows leave
+# it no registers
+ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    False: {256: ((64,), (1, 2))}, True: {192: NONE, 256: ((64,), (1, 2))},
+}  # fmt: skip
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -73,7 +78,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
         for count in (*enough[:1], *reversed(counts[: -len(enough)])):
             try:
                 found = kernel(**{"tokens": count, **fields})
-                yield replace(found, **{**of_integers(found), **fields}) if found.by_row else found
+                yield _tabled(found, fields) if found.by_row else found
                 return
             except SpecError:
                 continue
@@ -86,10 +91,15 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tried = tried | IN_BLOCKS
         if fields["weights"] != "e4m3_block":
             tried = tried | IN_ROWS
+        elif fields.get("activation") and str(fields.get("out_dtype", f32)) != f32.name:
+            tried = tried | ACTIVATED_IN_BLOCKS[bool(fields.get("bias"))]
     if not few and _plain(fields):
         tried = tried | IN_16_BITS
-    if "tokens" in fields:
-        tried = {count: tried.get(count, OF_FEW) for count in counts}
+    if "tokens" in fields:  # then also what is never the fastest
+        tile = tried.get(fields["tokens"], OF_FEW)
+        if tile is NONE:
+            tile = OF_FEW if fields["tokens"] <= MOST_ROWS_FIRST else OF_MANY[fields["tokens"]]
+        tried = {fields["tokens"]: tile}
     each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
     for count, tile_rows, split, share in each:
         if count in WHOLE_K and split > 1:
@@ -100,6 +110,14 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             yield kernel(**{"tile_rows": tile_rows, "split": split, "share": share, **fields, "tokens": count})
         except SpecError:
             continue
+
+
+def _tabled(spec: P, fields: dict[str, Any]) -> P:
+    """A spec with the tile that the table has, where none of the tile's fields is given."""
+    tile = of_integers(spec)
+    if tile.keys() & fields.keys():
+        return spec
+    return replace(spec, **tile)
 
 
 def _plain(fields: dict[str, Any]) -> bool:

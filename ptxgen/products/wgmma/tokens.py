@@ -129,7 +129,7 @@ def _by_powers(x: np.ndarray, dtype: DType, group: int) -> dict[str, np.ndarray]
     import numpy as np
 
     one = np.float32
-    grouped = x.reshape(x.shape[0], -1, group)
+    grouped = x.reshape(x.shape[0], x.shape[1] // group, group)
     largest = np.fmax.reduce(np.abs(grouped), -1, initial=0).astype(one)
     bits = (largest * one(1 / LARGEST[dtype.name])).view(np.uint32)
     scales = np.where(largest < one(TINY), one(0), ((bits + BELOW | ODD) & EXPONENTS).view(one))
@@ -137,6 +137,30 @@ def _by_powers(x: np.ndarray, dtype: DType, group: int) -> dict[str, np.ndarray]
         inverse = np.where(scales == 0, one(0), one(1) / scales)
         scaled = np.clip((grouped * inverse[..., None]).reshape(x.shape), -LARGEST[dtype.name], LARGEST[dtype.name])
     return {"out": scaled.astype(dtype.numpy), "scales": scales}
+
+
+def uneven(rng: np.random.Generator, rows: int, cols: int, group: int) -> np.ndarray:
+    """f32 `[rows, cols]`, normal times a power of two from 2^-6 to 2^6 for each group of a row: a token that takes
+    another's scale is seen, and none is too small beside the largest for a limit of 1e-6."""
+    import numpy as np
+
+    x = rng.standard_normal((rows, cols), np.float32)
+    exponents = rng.integers(-6, 7, (rows, -(-cols // group)))
+    return np.ldexp(x, np.repeat(exponents, group, 1)[:, :cols])
+
+
+def no_power_of_four(scales: np.ndarray, rows: int, groups: int) -> str:
+    """Where the scales of so many rows and groups are no powers of four, 0 or infinity: "0.37 at row 3, group 2"; ""
+    where all are."""
+    import numpy as np
+
+    each = np.ascontiguousarray(scales.transpose(0, 2, 1), np.float32).reshape(-1, scales.shape[1])[:rows, :groups]
+    bits = each.view(np.uint32)
+    wrong = np.argwhere((bits != 0) & (bits & ~np.uint32(EXPONENT) | ~bits & ODD != 0))
+    if not wrong.size:
+        return ""
+    row, group = wrong[0]
+    return f"{each[row, group]:g} at row {row}, group {group}"
 
 
 def pack_by_row(x: np.ndarray, tokens: int, digits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
