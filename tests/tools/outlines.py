@@ -62,10 +62,19 @@ def outlines() -> tuple[Outline, ...]:
     one, llama, long = {"n_heads": 1, "n_kv_heads": 1}, {"n_heads": 32, "n_kv_heads": 8}, {"max_len": 131072}
     group, f16 = {"n_heads": 8, "n_kv_heads": 1}, {"q_dtype": "f16", "kv_dtype": "f16"}
     bf16, fast = {"q_dtype": "bf16", "kv_dtype": "bf16"}, {"weights": "bf16", "precision": "fast"}
+    blocks = {"weights": "e4m3_block", "x_dtype": "e4m3", "precision": "fast", "out_dtype": "bf16"}
+    gated = {"gated": True, "activation": "silu", "stream": True}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("packed_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **fast, split=2, programmatic=True)),
+        Outline("packed_factors", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks)),
+        Outline("packed_factors_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=128, split=2, **blocks)),
+        Outline(
+            "packed_mates",
+            "sm_90a",
+            PackedGemm(n=256, k=512, weights="q4_k", x_dtype="f16", by_row=True, tokens=16, **gated, tile_rows=256),
+        ),
         Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
         Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **llama, **bf16)),
         Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16)),
