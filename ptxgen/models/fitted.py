@@ -9,9 +9,10 @@ from ptxgen.models.program import Op, Program
 from ptxgen.products.wgmma.geometry import PROCESSORS
 
 
-def fitted(program: Program, multiprocessors: int) -> Program:
-    """The same step, with products whose CTAs wait for each other only where so many multiprocessors hold them all."""
-    if multiprocessors >= PROCESSORS:
+def fitted(program: Program, multiprocessors: int | None) -> Program:
+    """The same step, with products whose CTAs wait for each other only where so many multiprocessors hold them all.
+    None: a device without multiprocessors, which runs CTAs as they are needed."""
+    if multiprocessors is None or multiprocessors >= PROCESSORS:
         return program
     ops = tuple(map(_alone, program.ops))
     used = {ref.tensor for op in ops for _, ref in op.buffers()}

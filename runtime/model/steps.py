@@ -13,7 +13,6 @@ from ptxgen.models.fitted import fitted
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
-from ptxgen.products.wgmma.geometry import PROCESSORS
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
@@ -76,7 +75,7 @@ class Steps:
             target=self.device.target.name, programmatic=self.overlaps, precision=self.precision,
             **{"rings": self.rings, **options},
         )  # fmt: skip
-        return fitted(program, getattr(self.device, "multiprocessors", PROCESSORS))
+        return fitted(program, getattr(self.device, "multiprocessors", None))
 
     def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:
         """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device."""

@@ -33,6 +33,7 @@ _BIND = ("tests/runtime/test_arguments.py", "tests/runtime/test_bind.py", "tests
 _OBJECTS = ("tests/cpu/compile/test_cache.py", "tests/runtime/test_cache_guards.py")
 TESTS = {
     "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py", "tests/runtime/test_cache_guards.py"),
+    "ptxgen/files/user_cache.py": ("tests/runtime/test_diskcache.py", "tests/lines/test_bytecode.py"),
     "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
     "runtime/cpu/compile/entry_cache.py": _OBJECTS,
     "runtime/cpu/compile/support_objects.py": _OBJECTS,
@@ -68,6 +69,8 @@ _MORE_MEMORY = "more memory than is needed is taken, and nothing else"
 EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "runtime/core/diskcache.py": (
         ("self._written = 0", "0 → 1", "the first write looks at the directory anyway, and sets it"),
+    ),
+    "ptxgen/files/user_cache.py": (
         ("O_NOFOLLOW", "0 → 1", "where the tests run the operating system has O_NOFOLLOW"),
         ("os.urandom(6)", "6 → 7", "the random part of a temporary's name may have any length"),
     ),
