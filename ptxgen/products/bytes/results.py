@@ -50,12 +50,16 @@ class TokenResults(Epilogue):
         else:
             b.without("leave_sum", "first_share", "find_share", "take_sums", "next_share")
         with b.fragment("finish", "the result's address"):
+            self.rescale()
             self.place(self.out_row, self.inside)
         with b.fragment("store", "store the result"):
             self.store(self.out_row)
         with b.fragment("next_result"):
             b.op("add.u32", self.result, self.result, at.threads)
             b.op("setp.lt.u32", "more_results", self.result, self.results)
+
+    def rescale(self) -> None:
+        """What is done with `values` before what surrounds the product: nothing."""
 
     def _find(self, stream: Stream, name: str) -> None:
         """The unit, token and row of `result`, and whether the matrix has it; `name` begins those of registers."""

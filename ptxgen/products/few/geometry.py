@@ -1,0 +1,71 @@
+"""How a product of up to eight tokens is shared out: clusters over rows, their CTAs over k, warps. Choices are a table.
+
+x lies in shared memory as bf16 digits, `[tile, pair of chunks, digit, lane, 16 bytes]`: lane 4g + t has token g's
+columns 4t to 4t + 3 of both chunks, which are the B fragments of two products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ptxgen.products.bytes.geometry import SPLITS, Shape, TokenRuns
+from ptxgen.products.digits import DIGITS as EXACT_DIGITS
+
+if TYPE_CHECKING:
+    from ptxgen.weights.format import WeightFormat
+
+TOKENS = 8
+DIGITS = {"exact": EXACT_DIGITS, "fast": 1}  # bf16 numbers that an element of x becomes
+PAIR = 32  # columns of two chunks
+DIGIT_BYTES = 2 * PAIR * TOKENS  # of a digit of a pair, for all tokens
+SHAPE = Shape(16, 3)
+FORMATS = ("bf16",)
+
+
+@dataclass(frozen=True)
+class FewRuns(TokenRuns):
+    """`TokenRuns` whose tokens are bf16 digits: as many for each element."""
+
+    digits: int = EXACT_DIGITS
+    columns: int = 0  # of x that a CTA has
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of chunks whose x a CTA has."""
+        return self.columns // PAIR
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of the tokens in shared memory."""
+        return self.pairs * self.digits * DIGIT_BYTES
+
+
+def share_few(
+    units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int, shape: Shape = SHAPE
+) -> FewRuns:
+    """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
+    tiles, turns = kind.tiles(k) // split, 1
+    while True:
+        clusters = min(units, SPLITS[split] * turns)
+        most_tiles = -(-units // clusters) * parts * tiles
+        warps = min(shape.warps, most_tiles)
+        stages = min(shape.stages, -(-most_tiles // warps))
+        runs = FewRuns(
+            units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, DIGITS[precision], tiles * kind.tile_k
+        )
+        if runs.fits or clusters == units:
+            return runs
+        turns += 1
+
+
+def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> int | None:
+    """CTAs that share k: as few as x fits for, and more where a CTA would bring more bytes of x than of weights; None
+    where x does not fit."""
+    tiles = kind.tiles(k)
+    found = [share_few(units, parts, kind, k, precision, split) for split in SPLITS if tiles % split == 0]
+    fit = [each for each in found if each.fits]
+    return next((each.split for each in fit if each.ctas * each.split >= MOST_CTAS), fit[0].split) if fit else None
+
+
+MOST_CTAS = 132
