@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.idioms.programmatic import release_and_wait
 from ptxgen.products.few.columns import FewColumns
+from ptxgen.products.few.fetch import fetch
 from ptxgen.products.few.geometry import FewRuns
 from ptxgen.products.few.results import FewResults
 from ptxgen.products.few.rows import FewRows
@@ -27,19 +29,15 @@ def build_few(b: Builder, spec: Gemm, at: FewRuns) -> None:
     requests = stream.request()
     rows = FewRows(b, spec, at, vector)
     rows.request_norm(stream.thread)
-    if spec.programmatic:
-        with b.fragment("release", "the next kernel may start"):
-            b.op("griddepcontrol.launch_dependents")
-        with b.fragment("depends"):
-            b.op("griddepcontrol.wait")
-    else:
-        b.without("release", "depends")
+    fetch(b, stream, at)
+    release_and_wait(b, spec.programmatic)
     with b.fragment("rows", "this CTA's first token, and how many there are"):
         cta = b.op("mov.u32", "cta_of_rows", b.special("ctaid.y"))
         first = b.op("mul.lo.u32", "first_row", b.op("min.u32", "row_group", cta, MOST_TILES), at.tokens)
         tokens = Tokens(first, rows_counted(b, spec.indirect, "n_rows_given"))
-    rows.build(stream, tokens)
     results = FewResults(b, spec, at, vector, rows)
+    results.read_early(stream, tokens)
+    rows.build(stream, tokens)
     slots = results.locate(stream)
     turns = stream.build(requests, None, slots)
     results.build_results(stream, tokens)

@@ -20,6 +20,7 @@ DIGITS = {"exact": EXACT_DIGITS, "fast": 1}  # bf16 numbers that an element of x
 PAIR = 32  # columns of two chunks
 DIGIT_BYTES = 2 * PAIR * TOKENS  # of a digit of a pair, for all tokens
 SHAPE = Shape(16, 3)
+FETCHED = 8  # tiles that a warp has on their way to the L2 at first
 FORMATS = ("bf16",)
 
 
@@ -29,6 +30,7 @@ class FewRuns(TokenRuns):
 
     digits: int = EXACT_DIGITS
     columns: int = 0  # of x that a CTA has
+    fetched: int = 0  # tiles of a warp that come to the L2 before x is waited for
 
     @property
     def pairs(self) -> int:
@@ -42,7 +44,14 @@ class FewRuns(TokenRuns):
 
 
 def share_few(
-    units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int, shape: Shape = SHAPE
+    units: int,
+    parts: int,
+    kind: WeightFormat,
+    k: int,
+    precision: str,
+    split: int,
+    shape: Shape = SHAPE,
+    fetched: int = FETCHED,
 ) -> FewRuns:
     """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
     tiles, turns = kind.tiles(k) // split, 1
@@ -51,9 +60,11 @@ def share_few(
         most_tiles = -(-units // clusters) * parts * tiles
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
+        left = max(0, most_tiles // warps - stages)
         runs = FewRuns(
-            units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, DIGITS[precision], tiles * kind.tile_k
-        )
+            units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, DIGITS[precision], tiles * kind.tile_k,
+            min(fetched, left, tiles),
+        )  # fmt: skip
         if runs.fits or clusters == units:
             return runs
         turns += 1

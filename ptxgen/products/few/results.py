@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Shared
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.few.geometry import FewRuns
@@ -13,6 +13,8 @@ from ptxgen.products.slots import add_in_pairs
 
 if TYPE_CHECKING:
     from ptxgen.products.few.rows import FewRows
+    from ptxgen.products.product import Tokens
+    from ptxgen.products.stream import Stream
     from ptxgen.products.weighted import Surrounded
 
 
@@ -22,6 +24,37 @@ class FewResults(TokenResults):
     def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, rows: FewRows) -> None:
         super().__init__(b, spec, at, memory)
         self.rows = rows
+
+    def read_early(self, stream: Stream, tokens: Tokens) -> None:
+        """Fragment `read_early`: the residual stream of a thread's only result, which is asked for before x."""
+        b, at, spec = self.b, self.at, self.spec
+        if not spec.residual or self.share > at.threads:
+            b.without("read_early")
+            return
+        self.tokens = tokens
+        with b.fragment("read_early", "the residual stream of the thread's result"):
+            self.units = stream.units_of_cta()
+            self.inside, self.out_row = b.reg("row_in_matrix", "pred"), b.reg("out_row", "u32")
+            self.result = b.op("mov.u32", "result_index", stream.thread)
+            last: Reg | int = self.results
+            if stream.rank is not None:
+                b.op("mad.lo.u32", self.result, stream.rank, self.share, self.result)
+                last = b.op("mad.lo.u32", "early_end", stream.rank, self.share, self.share)
+                b.op("min.u32", last, last, self.results)
+            self._find(stream, "early")
+            b.op("setp.lt.and.u32", self.inside, self.result, last, self.inside)
+            super().place(self.out_row, self.inside)
+            before = b.op("mov.f32", "before", 0.0)
+            b.op("ld.global.f32", before, self.out[0], pred=self.inside)
+        self.before = before
+
+    def place(self, out_row: Reg, inside: Reg) -> None:
+        """Where the result goes, whether or not the residual stream was read early."""
+        if self.before is None or self.tokens is None:
+            super().place(out_row, inside)
+            return
+        token = self.b.op("add.u32", "row_of_result", self.tokens.first, self.token)
+        self.b.op("setp.lt.and.u32", inside, token, self.tokens.rows, inside)
 
     def rescale(self) -> None:
         """The squares of all warps and CTAs, in a fixed order; the results times the inverse of their root, to f32's
