@@ -13,10 +13,11 @@ from ptxgen.products.bytes.geometry import SPLITS
 from ptxgen.products.compose import build_product
 from ptxgen.products.example import multiplied
 from ptxgen.products.few.build import build_few
-from ptxgen.products.few.geometry import DIGITS, FORMATS, FewRuns, best_split, share_few
+from ptxgen.products.few.geometry import DIGITS, FORMATS, FewRuns, best_split, share_few, takes
 from ptxgen.products.mma import TOKENS
 from ptxgen.products.product import Product, Tokens
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
+from ptxgen.weights import weight_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,11 +103,11 @@ class Gemm(Product):
     def few(cls, **fields: Any) -> Gemm | None:
         """A spec with these fields for up to eight tokens, whose `split` is likely the fastest; None where x does not
         fit in shared memory."""
-        wanted = cls(**fields)
-        if wanted.weights not in FORMATS or wanted.k % wanted.kind.tile_k:
+        kind = weight_format(fields["weights"]).fitted(fields["k"])
+        if not takes(kind, fields["k"], fields["precision"]):
             return None
-        precision = fields.get("precision", "exact")
-        split = best_split(wanted.kind.records(wanted.n), wanted.parts, wanted.kind, wanted.k, precision)
+        parts = 2 if fields.get("gated") else 1
+        split = best_split(kind.records(fields["n"]), parts, kind, fields["k"], fields["precision"])
         return cls(**fields, split=split) if split else None
 
     def bundle_name(self, role: str) -> str:

@@ -15,6 +15,7 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
+from ptxgen.products.few.geometry import takes as few_takes
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, DIGITS_BY_ROW, columns, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
@@ -23,6 +24,7 @@ from ptxgen.weights.e4m3 import BLOCK, E4m3
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
+    from ptxgen.kernels.gemm import Gemm
     from ptxgen.kernels.packed_gemm import PackedGemm
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -52,6 +54,13 @@ def _fewest(rows: int, fields: tuple[tuple[str, Any], ...]) -> DigitGemm:
     from ptxgen.kernels.digit_gemm import DigitGemm
 
     return DigitGemm.best(rows, **dict(fields))
+
+
+@lru_cache(maxsize=1024)
+def _few(fields: tuple[tuple[str, Any], ...]) -> Gemm | None:
+    from ptxgen.kernels.gemm import Gemm
+
+    return Gemm.few(**dict(fields))
 
 
 @dataclass(kw_only=True)
@@ -96,13 +105,19 @@ class Products(Draft):
         rows = rows or self.rows
         held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
         given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
-        if norm and self.is_token(rows):
+        few = rows > 1 and self.takes_few([held.format], k) and not self.is_packed(x)
+        if norm and (self.is_token(rows) or few):
             fields |= self._norm_fields()
             given["norm_weight"] = self._norm_weight(norm)
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
-        if kernel == "gemm" and k > LONG and not self.is_packed(x):
+        if few:
+            wanted = {"n": n, "k": k, "weights": held.format, "precision": self._rounding, "bias": bool(bias), **fields}
+            chosen = _few(tuple(sorted(wanted.items())))
+            assert chosen is not None
+            fields |= {"split": chosen.split, "precision": chosen.precision}
+        elif kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
@@ -136,7 +151,7 @@ class Products(Draft):
     ) -> tuple[str, str]:
         """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
-        if self.is_token(self.rows):
+        if self.is_token(self.rows) or self.takes_few(kinds, k):
             return x, norm
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
@@ -183,8 +198,15 @@ class Products(Draft):
         self.op("pack_digits", f"{role}.digits", given, {"rows": self.rows}, **fields)
         return out
 
+    def takes_few(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns stay as they are, for products with weights of these formats that norm them."""
+        few = 1 < self.rows <= FEW and not self.batch_invariant and parse_target(self.target).includes_any(("sm_90",))
+        return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""
+        if self.takes_few(kinds, k):
+            return False
         least = PACKED_FROM[self.precision]
         least = min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least
         enough = self.rows >= least and not (self.batch_invariant and self.precision == "exact")

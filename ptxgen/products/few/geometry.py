@@ -22,6 +22,7 @@ DIGIT_BYTES = 2 * PAIR * TOKENS  # of a digit of a pair, for all tokens
 SHAPE = Shape(16, 3)
 FETCHED = 8  # tiles that a warp has on their way to the L2 at first
 FORMATS = ("bf16",)
+ROOM = 100 * 1024  # bytes of x that a CTA brings for its share of the weights, where more CTAs can share k
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,16 @@ def share_few(
         turns += 1
 
 
+def takes(kind: WeightFormat, k: int, precision: str) -> bool:
+    """Whether eight tokens of k columns fit in shared memory, shared out among the most CTAs that k comes out even
+    for."""
+    return kind.name in FORMATS and k % kind.tile_k == 0 and best_split(1, 1, kind, k, precision) is not None
+
+
 def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> int | None:
-    """CTAs that share k: as few as x fits for, and more where a CTA would bring more bytes of x than of weights; None
-    where x does not fit."""
+    """CTAs that share k, so many that x takes little room (`ROOM`), or at least fits; None where it does not."""
     tiles = kind.tiles(k)
     found = [share_few(units, parts, kind, k, precision, split) for split in SPLITS if tiles % split == 0]
     fit = [each for each in found if each.fits]
-    return next((each.split for each in fit if each.ctas * each.split >= MOST_CTAS), fit[0].split) if fit else None
-
-
-MOST_CTAS = 132
+    roomy = (each.split for each in fit if each.vector_bytes <= ROOM)
+    return next(roomy, fit[-1].split) if fit else None
