@@ -13,7 +13,7 @@ from ptxgen.products.bytes.geometry import SPLITS
 from ptxgen.products.compose import build_product
 from ptxgen.products.example import multiplied
 from ptxgen.products.few.build import build_few
-from ptxgen.products.few.geometry import DIGITS, FORMATS, FewRuns, best_split, share_few, takes
+from ptxgen.products.few.geometry import DIGITS, FORMATS, FewRuns, best_split, share_few
 from ptxgen.products.mma import TOKENS
 from ptxgen.products.product import Product, Tokens
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
@@ -100,15 +100,12 @@ class Gemm(Product):
         return share_few(self.kind.records(self.n), self.parts, self.kind, self.k, self.precision, self.split)
 
     @classmethod
-    def few(cls, **fields: Any) -> Gemm | None:
-        """A spec with these fields for up to eight tokens, whose `split` is likely the fastest; None where x does not
-        fit in shared memory."""
-        kind = weight_format(fields["weights"]).fitted(fields["k"])
-        if not takes(kind, fields["k"], fields["precision"]):
-            return None
-        parts = 2 if fields.get("gated") else 1
+    def few(cls, **fields: Any) -> Gemm:
+        """A spec with these fields for up to eight tokens, whose `split` is likely the fastest. Raises `SpecError`
+        where x does not fit in shared memory (`ptxgen.products.few.geometry.takes`)."""
+        kind, parts = weight_format(fields["weights"]).fitted(fields["k"]), 2 if fields.get("gated") else 1
         split = best_split(kind.records(fields["n"]), parts, kind, fields["k"], fields["precision"])
-        return cls(**fields, split=split) if split else None
+        return cls(**fields, split=split)
 
     def bundle_name(self, role: str) -> str:
         return f"{super().bundle_name(role)}_rows"

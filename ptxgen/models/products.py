@@ -57,7 +57,7 @@ def _fewest(rows: int, fields: tuple[tuple[str, Any], ...]) -> DigitGemm:
 
 
 @lru_cache(maxsize=1024)
-def _few(fields: tuple[tuple[str, Any], ...]) -> Gemm | None:
+def _few(fields: tuple[tuple[str, Any], ...]) -> Gemm:
     from ptxgen.kernels.gemm import Gemm
 
     return Gemm.few(**dict(fields))
@@ -113,10 +113,7 @@ class Products(Draft):
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
         if few:
-            wanted = {"n": n, "k": k, "weights": held.format, "precision": self._rounding, "bias": bool(bias), **fields}
-            chosen = _few(tuple(sorted(wanted.items())))
-            assert chosen is not None
-            fields |= {"split": chosen.split, "precision": chosen.precision}
+            fields |= self._few_fields(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
         elif kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
@@ -202,6 +199,11 @@ class Products(Draft):
         """Whether rows of k columns stay as they are, for products with weights of these formats that norm them."""
         few = 1 < self.rows <= FEW and not self.batch_invariant and parse_target(self.target).includes_any(("sm_90",))
         return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+
+    def _few_fields(self, **fields: Any) -> dict[str, Any]:
+        """What makes a product one for few rows."""
+        found = _few(tuple(sorted({**fields, "precision": self._rounding}.items())))
+        return {"split": found.split, "precision": found.precision}
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""

@@ -72,15 +72,17 @@ def share_few(
 
 
 def takes(kind: WeightFormat, k: int, precision: str) -> bool:
-    """Whether eight tokens of k columns fit in shared memory, shared out among the most CTAs that k comes out even
-    for."""
-    return kind.name in FORMATS and k % kind.tile_k == 0 and best_split(1, 1, kind, k, precision) is not None
+    """Whether eight tokens of k columns fit in shared memory, shared out among some CTAs."""
+    whole = kind.name in FORMATS and k % kind.tile_k == 0
+    return whole and any(each.fits for each in _shares(1, 1, kind, k, precision))
 
 
-def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> int | None:
-    """CTAs that share k, so many that x takes little room (`ROOM`), or at least fits; None where it does not."""
-    tiles = kind.tiles(k)
-    found = [share_few(units, parts, kind, k, precision, split) for split in SPLITS if tiles % split == 0]
-    fit = [each for each in found if each.fits]
-    roomy = (each.split for each in fit if each.vector_bytes <= ROOM)
-    return next(roomy, fit[-1].split) if fit else None
+def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> int:
+    """CTAs that share k: as few as leave x little room (`ROOM`), or else the most that k comes out even for."""
+    found = _shares(units, parts, kind, k, precision)
+    return next((each.split for each in found if each.fits and each.vector_bytes <= ROOM), found[-1].split)
+
+
+def _shares(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> list[FewRuns]:
+    splits = (split for split in SPLITS if kind.tiles(k) % split == 0)
+    return [share_few(units, parts, kind, k, precision, split) for split in splits]
