@@ -59,7 +59,7 @@ class Gemm(Product):
         dict(n=20, k=64, weights="f16", norm="rms"),
         dict(n=20, k=256, weights="q4_k"),
         dict(n=20, k=256, weights="q6_k", residual=True),
-        dict(n=40, k=512, weights="bf16", norm="rms", split=1, programmatic=True),
+        dict(n=36, k=2624, weights="bf16", norm="rms", split=1, programmatic=True),
         dict(
             n=16, k=256, weights="bf16", activation="silu", gated=True, residual=True, indirect=True, split=2,
             precision="fast",
