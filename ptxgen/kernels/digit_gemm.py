@@ -17,6 +17,9 @@ from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, runs
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.bytes.units import Units
 from ptxgen.products.example import drawn_weight, multiplied
+from ptxgen.products.few import geometry as few
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.few.columns import FewColumns
 from ptxgen.products.product import Tokens
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.stream import Stream
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
+    from ptxgen.builder.values import Shared
+    from ptxgen.products.columns import Columns
     from ptxgen.targets import Target
 
-FORMATS = tuple(name for name in weight_formats() if TokenColumns.takes(weight_format(name)))
+FORMATS = (*few.FORMATS, *(name for name in weight_formats() if TokenColumns.takes(weight_format(name))))
 MOST_ROWS = 1 << 22
 
 
@@ -58,6 +63,7 @@ class DigitGemm(Weighted):
     split: int = field(default=1, draws=(1, 2), doc="CTAs that share k and add up their sums")
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    precision: str = field(default="exact", later=True)
 
     norm, eps = "", 0.0  # x is normed when it is packed
 
@@ -90,8 +96,21 @@ class DigitGemm(Weighted):
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         yield from rules.one_of("split", self.split, tuple(SPLITS))
-        if self.split > self.k // layout.UNIT:
-            yield f"split: must be at most {self.k // layout.UNIT}, the units of k (got {self.split}; nearest: 1)"
+        if self.weights in FORMATS:
+            yield from self._rules_of_shares()
+
+    def _rules_of_shares(self) -> Iterator[str]:
+        """Of weights that are known."""
+        if self.split > self.kind.tiles(self.k):
+            yield f"split: must be at most {self.kind.tiles(self.k)}, the units of k (got {self.split}; nearest: 1)"
+        yield from rules.one_of("precision", self.precision, tuple(few_layout.DIGITS))
+        if self.weights in few.FORMATS:
+            if self.tokens != layout.TOKENS:
+                yield f"tokens: with weights in {self.weights} they are 8 (got {self.tokens}; nearest: 8)"
+            if self.kind.tiles(self.k) % self.split:
+                yield f"split: must divide the {self.kind.tiles(self.k)} tiles of k (got {self.split}; nearest: 1)"
+        elif self.precision != "exact":
+            yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -101,19 +120,33 @@ class DigitGemm(Weighted):
     @property
     def runs(self) -> TokenRuns:
         """How the work is shared out."""
-        return share_runs(self.kind.records(self.n), self.parts, self.kind, self.k, self.tokens, self.split)
+        records = self.kind.records(self.n)
+        if self.halves:
+            return few.share_few(records, self.parts, self.kind, self.k, self.precision, self.split)
+        return share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split)
+
+    @property
+    def halves(self) -> bool:
+        """Whether digits are bf16 numbers."""
+        return self.weights in few.FORMATS
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
         """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
+        if kind.name in few.FORMATS:
+            parts = 2 if fields.get("gated") else 1
+            return cls(
+                **fields, split=few.best_split(kind.records(fields["n"]), parts, kind, fields["k"], fields["precision"])
+            )
         runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
-        out = [buffer("x", u8, *layout.shape(self.k), align=16)]
+        shape = few_layout.shape(self.k, self.runs.digits) if self.halves else layout.shape(self.k)
+        out = [buffer("x", u8, *shape, align=16)]
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
@@ -130,20 +163,30 @@ class DigitGemm(Weighted):
     def build(self, b: Builder) -> None:
         at, spec = self.runs, self
         units = Units(b, at)
-        stream = Stream(b, spec, at, TokenColumns(b, self.kind, at.groups, units.vector))
+        columns = (
+            FewColumns(b, self.kind, at.digits, units.vector)
+            if self.halves
+            else TokenColumns(b, self.kind, at.groups, units.vector)
+        )
+        stream = Stream(b, spec, at, columns)
         stream.locate("ctaid.x", split=at.split)
         requests = stream.request()
         units.make(stream.lane, stream.warp)
         units.clear(stream.thread, stream.rank)
         release_and_wait(b, self.programmatic)
         tokens = self._tokens(b, at)
-        units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.k // layout.UNIT)
+        units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.kind.tiles(self.k))
         results = TokenResults(b, spec, at, units.vector)
         slots = results.locate(stream)
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)
         results.build_results(stream, tokens)
         b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1)
+
+    def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
+        if isinstance(at, few.FewRuns):
+            return FewColumns(b, self.kind, at.digits, vector)
+        return TokenColumns(b, self.kind, at.groups, vector)
 
     def _tokens(self, b: Builder, at: TokenRuns) -> Tokens:
         with b.fragment("rows", "this CTA's first token, and how many there are"):
@@ -163,8 +206,9 @@ class DigitGemm(Weighted):
         import numpy as np
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
+        x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         return {
-            "x": layout.pack(rng.standard_normal((sizes["rows"], self.k), np.float32)),
+            "x": few_layout.pack(x, self.runs.digits) if self.halves else layout.pack(x),
             "weight": weight,
             "n_rows": n_rows_given(sizes, self.indirect),
         }
@@ -173,7 +217,12 @@ class DigitGemm(Weighted):
         import numpy as np
 
         count, out = rows_of(a), a["out"].copy()
-        y = multiplied(self, layout.unpack(a["x"], count, self.k), a)
+        x = (
+            few_layout.unpack(a["x"], count, self.k, self.runs.digits)
+            if self.halves
+            else layout.unpack(a["x"], count, self.k)
+        )
+        y = multiplied(self, x, a)
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
         out[:count] = y.astype(np.float32)

@@ -15,6 +15,8 @@ from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.digits import CHUNKS, LANES, OWN, UnitDigits
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.few.digits import HalfDigits
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class PackDigits(KernelType):
     norm_offset: float = 0.0
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: signed bytes; else so many bf16 digits")
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
     golden_targets = ("sm_80", "sm_90")
@@ -87,7 +90,8 @@ class PackDigits(KernelType):
         out = [buffer("x", f32, "rows", self.dim, align=16)]
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=16))
-        out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
+        shape = few_layout.shape(self.dim, self.halves) if self.halves else layout.shape(self.dim)
+        out.append(buffer("out", u8, *shape, access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -109,7 +113,7 @@ class PackDigits(KernelType):
                 part = b.op("mov.u32", "row_part", b.special("ctaid.y"))
                 b.op("mad.lo.u32", place, part, self.threads, thread)
             tile, token = split(b, "tile", "token", row, layout.TOKENS)
-        digits = UnitDigits(b)
+        digits = HalfDigits(b, self.halves) if self.halves else UnitDigits(b)
         with b.fragment("begin", "where the thread reads and writes"):
             unit, of_unit = split(b, "unit", "place_of_unit", place, LANES)
             pair, quad = split(b, "pair_of_unit", "quad", of_unit, 4)
@@ -118,8 +122,8 @@ class PackDigits(KernelType):
             column = b.op("mul.lo.u32", "own_column", unit, layout.UNIT)
             b.op("mad.lo.u32", column, pair, layout.PAIR, column)
             b.op("mad.lo.u32", column, quad, 4, column)
-            to = b.op("mad.wide.u32", "unit_to", tile, self.units * layout.UNIT_BYTES, b.ld_param("out"))
-            b.op("mad.wide.u32", to, unit, layout.UNIT_BYTES, to)
+            to = b.op("mad.wide.u32", "unit_to", tile, self.units * digits.unit_bytes, b.ld_param("out"))
+            b.op("mad.wide.u32", to, unit, digits.unit_bytes, to)
             digits.begin(pair, quad, token, to)
         gains: tuple[Reg, ...] = ()
         if self.norm:
@@ -211,6 +215,8 @@ class PackDigits(KernelType):
 
         count = rows_of(a)
         x = a["x"][:count]
+        if self.halves:  # rows past the last, whose zeros have the sign of the norm's weights
+            x = np.pad(x, ((0, -count % layout.TOKENS), (0, 0)))
         if self.norm:
             total = np.sum(x.astype(np.float64) ** 2, 1, keepdims=True).astype(np.float32)
             mean = total.astype(np.float64) * np.float32(1 / self.dim) + np.float32(self.eps)
@@ -218,5 +224,5 @@ class PackDigits(KernelType):
             x = x * (a["norm_weight"] + np.float32(self.norm_offset))
         out = np.array(a["out"])
         tiles = -(-count // layout.TOKENS)
-        out[:tiles] = layout.pack(x)
+        out[:tiles] = few_layout.pack(x, self.halves) if self.halves else layout.pack(x)
         return {"out": out}

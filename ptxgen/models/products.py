@@ -15,6 +15,7 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
+from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.geometry import takes as few_takes
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, DIGITS_BY_ROW, columns, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
@@ -117,6 +118,8 @@ class Products(Draft):
         elif kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
+            if self.halves([held.format], k):
+                fields["precision"] = self._rounding
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = _fewest(rows, tuple(sorted(wanted.items())))
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
@@ -151,7 +154,7 @@ class Products(Draft):
         if self.is_token(self.rows) or self.takes_few(kinds, k):
             return x, norm
         if self.digits(kinds, k):
-            return self._digit_rows(role, x, k, norm), ""
+            return self._digit_rows(role, x, k, norm, kinds), ""
         if self.integers(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
@@ -172,8 +175,12 @@ class Products(Draft):
         """Whether rows of k columns become digits of bytes for weights of these formats."""
         few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
         few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
-        takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
+        takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds) or self.halves(kinds, k)
         return few and takes and runs_on(parse_target(self.target)) and not self.integers(kinds, k)
+
+    def halves(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether these digits are bf16 numbers."""
+        return self.rows <= FEW and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
 
     def integers(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
@@ -183,12 +190,13 @@ class Products(Draft):
             return False
         return some and all(found) and parse_target(self.target).includes_any(("sm_90a",))
 
-    def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
-        """Rows of x as digits of bytes, normed."""
-        shape = (-(-self.rows // layout.TOKENS), k // layout.UNIT, layout.UNIT_BYTES)
+    def _digit_rows(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str]) -> str:
+        """Rows of x as digits, normed."""
+        halves = few_layout.DIGITS[self._rounding] if self.halves(kinds, k) else 0
+        shape = self._extents(few_layout.shape(k, halves) if halves else layout.shape(k))
         out = self.tensor(self.at(f"{role}.digits"), "scratch", shape, u8)
         given: dict[str, str | Ref] = {"x": x, "out": out}
-        fields: dict[str, Any] = {"dim": k}
+        fields: dict[str, Any] = {"dim": k, "halves": halves}
         if norm:
             given["norm_weight"] = self._norm_weight(norm)
             fields |= self._norm_fields()

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxgen.products.bytes.geometry import SPLITS, Shape, TokenRuns
-from ptxgen.products.digits import DIGITS as EXACT_DIGITS
+from ptxgen.products.few import layout
+from ptxgen.products.few.layout import DIGIT_BYTES, DIGITS, EXACT_DIGITS, PAIR
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 TOKENS = 8
-DIGITS = {"exact": EXACT_DIGITS, "fast": 1}  # bf16 numbers that an element of x becomes
-PAIR = 32  # columns of two chunks
-DIGIT_BYTES = 2 * PAIR * TOKENS  # of a digit of a pair, for all tokens
 SHAPE = Shape(16, 3)
-FETCHED = 8  # tiles that a warp has on their way to the L2 at first
+FETCHED = 0  # tiles that a warp has on their way to the L2 at first
 FORMATS = ("bf16",)
 ROOM = 100 * 1024  # bytes of x that a CTA brings for its share of the weights, where more CTAs can share k
 
@@ -32,6 +30,11 @@ class FewRuns(TokenRuns):
     digits: int = EXACT_DIGITS
     columns: int = 0  # of x that a CTA has
     fetched: int = 0  # tiles of a warp that come to the L2 before x is waited for
+
+    @property
+    def unit_bytes(self) -> int:
+        """Of eight tokens' columns of a tile."""
+        return layout.unit_bytes(self.digits)
 
     @property
     def pairs(self) -> int:
