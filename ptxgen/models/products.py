@@ -25,7 +25,6 @@ from ptxgen.weights.e4m3 import BLOCK, E4m3
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
-    from ptxgen.kernels.gemm import Gemm
     from ptxgen.kernels.packed_gemm import PackedGemm
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -55,13 +54,6 @@ def _fewest(rows: int, fields: tuple[tuple[str, Any], ...]) -> DigitGemm:
     from ptxgen.kernels.digit_gemm import DigitGemm
 
     return DigitGemm.best(rows, **dict(fields))
-
-
-@lru_cache(maxsize=1024)
-def _few(fields: tuple[tuple[str, Any], ...]) -> Gemm:
-    from ptxgen.kernels.gemm import Gemm
-
-    return Gemm.few(**dict(fields))
 
 
 @dataclass(kw_only=True)
@@ -106,16 +98,13 @@ class Products(Draft):
         rows = rows or self.rows
         held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
         given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
-        few = rows > 1 and self.takes_few([held.format], k) and not self.is_packed(x)
-        if norm and (self.is_token(rows) or few):
+        if norm and self.is_token(rows):
             fields |= self._norm_fields()
             given["norm_weight"] = self._norm_weight(norm)
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
-        if few:
-            fields |= self._few_fields(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-        elif kernel == "gemm" and k > LONG and not self.is_packed(x):
+        if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
             if self.halves([held.format], k):
@@ -151,7 +140,7 @@ class Products(Draft):
     ) -> tuple[str, str]:
         """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
-        if self.is_token(self.rows) or self.takes_few(kinds, k):
+        if self.is_token(self.rows):
             return x, norm
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm, kinds), ""
@@ -203,20 +192,8 @@ class Products(Draft):
         self.op("pack_digits", f"{role}.digits", given, {"rows": self.rows}, **fields)
         return out
 
-    def takes_few(self, kinds: Sequence[str], k: int) -> bool:
-        """Whether rows of k columns stay as they are, for products with weights of these formats that norm them."""
-        few = 1 < self.rows <= FEW and not self.batch_invariant and parse_target(self.target).includes_any(("sm_90",))
-        return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
-
-    def _few_fields(self, **fields: Any) -> dict[str, Any]:
-        """What makes a product one for few rows."""
-        found = _few(tuple(sorted({**fields, "precision": self._rounding}.items())))
-        return {"split": found.split, "precision": found.precision}
-
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""
-        if self.takes_few(kinds, k):
-            return False
         least = PACKED_FROM[self.precision]
         least = min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least
         enough = self.rows >= least and not (self.batch_invariant and self.precision == "exact")

@@ -26,7 +26,6 @@ class TokenResults(Epilogue):
         self.joins = at.split > 1
         self.share = -(-self.results // (32 * at.split)) * 32 if self.joins else self.results
         self.memory = memory
-        self.units: Reg | int = 0
 
     def locate(self, stream: Stream) -> Reg:
         """Fragment `locate_slot`."""
@@ -37,12 +36,10 @@ class TokenResults(Epilogue):
         b, at, spec = self.b, self.at, self.spec
         self.tokens, self.values = tokens, b.array("result", "f32", spec.parts)
         with b.fragment("first_result", "results of the CTA, one a thread"):
-            self.result = b.op("mov.u32", convert.scratch(b, "result_index", "u32"), stream.thread)
+            self.result = b.op("mov.u32", "result_index", stream.thread)
             b.op("setp.lt.u32", "has_result", self.result, self.results)
-            self.units = self.units or stream.units_of_cta()
-        self.inside, self.out_row = (
-            convert.scratch(b, *each) for each in (("row_in_matrix", "pred"), ("out_row", "u32"))
-        )
+            self.units = stream.units_of_cta()
+        self.inside, self.out_row = b.reg("row_in_matrix", "pred"), b.reg("out_row", "u32")
         with b.fragment("locate_result", "the unit of the CTA, the token, the row, and their slots"):
             self._find(stream, "result")
             self.run_slots.find(stream, self.owner, self.row, self.token)
@@ -53,16 +50,12 @@ class TokenResults(Epilogue):
         else:
             b.without("leave_sum", "first_share", "find_share", "take_sums", "next_share")
         with b.fragment("finish", "the result's address"):
-            self.rescale()
             self.place(self.out_row, self.inside)
         with b.fragment("store", "store the result"):
             self.store(self.out_row)
         with b.fragment("next_result"):
             b.op("add.u32", self.result, self.result, at.threads)
             b.op("setp.lt.u32", "more_results", self.result, self.results)
-
-    def rescale(self) -> None:
-        """What is done with `values` before what surrounds the product: nothing."""
 
     def _find(self, stream: Stream, name: str) -> None:
         """The unit, token and row of `result`, and whether the matrix has it; `name` begins those of registers."""

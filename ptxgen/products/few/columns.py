@@ -10,7 +10,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.products.columns import MMA_BF16, Columns
-from ptxgen.products.few.geometry import DIGIT_BYTES, PAIR
+from ptxgen.products.few.layout import DIGIT_BYTES, LANE_BYTES, PAIR
 from ptxgen.weights.format import CHUNK, TILE_ROWS
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ptxgen.products.reader import Place
     from ptxgen.weights.format import WeightFormat
 
-LANE_BYTES = 16  # of a digit of a pair of chunks
 PER_LANE = 4  # sums of a lane: rows g and g + 8 by tokens 2t and 2t + 1
 
 

@@ -12,8 +12,6 @@ from ptxgen.products.digits import split_digits
 from ptxgen.products.few import layout
 from ptxgen.weights.format import OWN
 
-LANE_BYTES = 16
-
 
 class HalfDigits:
     """What becomes of the 16 values of a thread: `keep`; units of 256 columns are four of `layout`."""
@@ -28,7 +26,7 @@ class HalfDigits:
         b = self.b
         lane = b.op("mad.lo.u32", "unit_lane", token, 4, quad)
         place = b.op("mul.lo.u32", "digits_place", pair, layout.unit_bytes(self.digits))
-        b.op("mad.lo.u32", place, lane, LANE_BYTES, place)
+        b.op("mad.lo.u32", place, lane, layout.LANE_BYTES, place)
         self.to = b.op("mad.wide.u32", "digits_to", place, 1, unit)
 
     def keep(self, values: Sequence[Reg]) -> None:

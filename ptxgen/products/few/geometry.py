@@ -1,8 +1,5 @@
-"""How a product of up to eight tokens is shared out: clusters over rows, their CTAs over k, warps. Choices are a table.
-
-x lies in shared memory as bf16 digits, `[tile, pair of chunks, digit, lane, 16 bytes]`: lane 4g + t has token g's
-columns 4t to 4t + 3 of both chunks, which are the B fragments of two products.
-"""
+"""How a product of up to eight tokens in bf16 digits is shared out: clusters over rows, their CTAs over k, warps.
+Choices are a table."""
 
 from __future__ import annotations
 
@@ -10,65 +7,41 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxgen.products.bytes.geometry import SPLITS, Shape, TokenRuns
+from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.few import layout
-from ptxgen.products.few.layout import DIGIT_BYTES, DIGITS, EXACT_DIGITS, PAIR
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
-TOKENS = 8
-SHAPE = Shape(16, 3)
-FETCHED = 0  # tiles that a warp has on their way to the L2 at first
 FORMATS = ("bf16",)
-ROOM = 100 * 1024  # bytes of x that a CTA brings for its share of the weights, where more CTAs can share k
+SHAPE = Shape(16, 4)
 
 
 @dataclass(frozen=True)
 class FewRuns(TokenRuns):
-    """`TokenRuns` whose tokens are bf16 digits: as many for each element."""
+    """`TokenRuns` whose tokens are so many bf16 digits of each element."""
 
-    digits: int = EXACT_DIGITS
-    columns: int = 0  # of x that a CTA has
-    fetched: int = 0  # tiles of a warp that come to the L2 before x is waited for
+    digits: int = 0
 
     @property
     def unit_bytes(self) -> int:
         """Of eight tokens' columns of a tile."""
         return layout.unit_bytes(self.digits)
 
-    @property
-    def pairs(self) -> int:
-        """Pairs of chunks whose x a CTA has."""
-        return self.columns // PAIR
-
-    @property
-    def vector_bytes(self) -> int:
-        """Of the tokens in shared memory."""
-        return self.pairs * self.digits * DIGIT_BYTES
-
 
 def share_few(
-    units: int,
-    parts: int,
-    kind: WeightFormat,
-    k: int,
-    precision: str,
-    split: int,
-    shape: Shape = SHAPE,
-    fetched: int = FETCHED,
+    units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int, shape: Shape = SHAPE
 ) -> FewRuns:
-    """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
+    """The geometry with so many CTAs along k, whose tiles they divide: at most the warps and stages that have a
+    tile."""
     tiles, turns = kind.tiles(k) // split, 1
     while True:
         clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
-        left = max(0, most_tiles // warps - stages)
-        runs = FewRuns(
-            units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, DIGITS[precision], tiles * kind.tile_k,
-            min(fetched, left, tiles),
-        )  # fmt: skip
+        digits = layout.DIGITS[precision]
+        runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, digits)
         if runs.fits or clusters == units:
             return runs
         turns += 1
@@ -81,9 +54,9 @@ def takes(kind: WeightFormat, k: int, precision: str) -> bool:
 
 
 def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> int:
-    """CTAs that share k: as few as leave x little room (`ROOM`), or else the most that k comes out even for."""
+    """CTAs that share k: the fewest that x fits for."""
     found = _shares(units, parts, kind, k, precision)
-    return next((each.split for each in found if each.fits and each.vector_bytes <= ROOM), found[-1].split)
+    return next((each.split for each in found if each.fits), found[-1].split)
 
 
 def _shares(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> list[FewRuns]:

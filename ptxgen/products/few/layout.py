@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DIGITS = {"exact": EXACT_DIGITS, "fast": 1}  # bf16 numbers that an element becomes
 UNIT = 64  # columns
 PAIR = 32  # columns of two chunks
+LANE_BYTES = 16  # of a digit of a pair, in a lane
 DIGIT_BYTES = 2 * PAIR * TOKENS  # of a digit of a pair
 
 
