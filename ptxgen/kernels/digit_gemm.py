@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
@@ -77,6 +78,8 @@ class DigitGemm(Weighted):
         dict(n=20, k=256, weights="q6_k", residual=True, indirect=True, programmatic=True),
         dict(n=36, k=512, weights="q6_k", split=2, tokens=16),
         dict(n=16, k=256, activation="silu", gated=True),
+        dict(n=36, k=512, weights="bf16", bias=True, split=2),
+        dict(n=16, k=256, weights="bf16", activation="silu", gated=True, precision="fast", programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -130,22 +133,26 @@ class DigitGemm(Weighted):
         """Whether digits are bf16 numbers."""
         return self.weights in few.FORMATS
 
+    @property
+    def digits(self) -> int:
+        """How many."""
+        return few_layout.DIGITS[self.precision] if self.halves else layout.DIGITS
+
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
         """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
         if kind.name in few.FORMATS:
-            parts = 2 if fields.get("gated") else 1
-            return cls(
-                **fields, split=few.best_split(kind.records(fields["n"]), parts, kind, fields["k"], fields["precision"])
-            )
+            precision, parts = fields.get("precision", "exact"), 2 if fields.get("gated") else 1
+            split = few.best_split(kind.records(fields["n"]), parts, kind, fields["k"], precision)
+            return cls(**fields, split=split)
         runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
-        shape = few_layout.shape(self.k, self.runs.digits) if self.halves else layout.shape(self.k)
+        shape = few_layout.shape(self.k, self.digits) if self.halves else layout.shape(self.k)
         out = [buffer("x", u8, *shape, align=16)]
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
@@ -163,12 +170,7 @@ class DigitGemm(Weighted):
     def build(self, b: Builder) -> None:
         at, spec = self.runs, self
         units = Units(b, at)
-        columns = (
-            FewColumns(b, self.kind, at.digits, units.vector)
-            if self.halves
-            else TokenColumns(b, self.kind, at.groups, units.vector)
-        )
-        stream = Stream(b, spec, at, columns)
+        stream = Stream(b, spec, at, self._columns(b, at, units.vector))
         stream.locate("ctaid.x", split=at.split)
         requests = stream.request()
         units.make(stream.lane, stream.warp)
@@ -184,8 +186,8 @@ class DigitGemm(Weighted):
         b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1)
 
     def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
-        if isinstance(at, few.FewRuns):
-            return FewColumns(b, self.kind, at.digits, vector)
+        if self.halves:
+            return FewColumns(b, self.kind, self.digits, vector)
         return TokenColumns(b, self.kind, at.groups, vector)
 
     def _tokens(self, b: Builder, at: TokenRuns) -> Tokens:
@@ -208,7 +210,7 @@ class DigitGemm(Weighted):
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
         x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         return {
-            "x": few_layout.pack(x, self.runs.digits) if self.halves else layout.pack(x),
+            "x": few_layout.pack(x, self.digits) if self.halves else layout.pack(x),
             "weight": weight,
             "n_rows": n_rows_given(sizes, self.indirect),
         }
@@ -217,11 +219,8 @@ class DigitGemm(Weighted):
         import numpy as np
 
         count, out = rows_of(a), a["out"].copy()
-        x = (
-            few_layout.unpack(a["x"], count, self.k, self.runs.digits)
-            if self.halves
-            else layout.unpack(a["x"], count, self.k)
-        )
+        unpacked = partial(few_layout.unpack, digits=self.digits) if self.halves else layout.unpack
+        x = unpacked(a["x"], count, self.k)
         y = multiplied(self, x, a)
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)

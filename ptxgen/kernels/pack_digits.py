@@ -57,6 +57,8 @@ class PackDigits(KernelType):
         dict(dim=512),
         dict(dim=4608, norm="rms", norm_offset=1.0, indirect=True),
         dict(dim=768, norm="rms", programmatic=True),
+        dict(dim=512, norm="rms", halves=3, indirect=True),
+        dict(dim=256, halves=1),
     )
     lowest_target = "sm_80"
 
