@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import f32, u8
+from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, release_and_wait
 from ptxgen.kernel import field, kernel_type
@@ -21,6 +21,7 @@ from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.columns import FewColumns
+from ptxgen.products.few.results import HalfResults
 from ptxgen.products.product import Tokens
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.stream import Stream
@@ -65,6 +66,7 @@ class DigitGemm(Weighted):
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     precision: str = field(default="exact", later=True)
+    packed_out: bool = field(default=False, later=True, doc="out is packed as x is, for the next product")
 
     norm, eps = "", 0.0  # x is normed when it is packed
 
@@ -79,7 +81,7 @@ class DigitGemm(Weighted):
         dict(n=36, k=512, weights="q6_k", split=2, tokens=16),
         dict(n=16, k=256, activation="silu", gated=True),
         dict(n=36, k=512, weights="bf16", bias=True, split=2),
-        dict(n=16, k=256, weights="bf16", activation="silu", gated=True, precision="fast", programmatic=True),
+        dict(n=64, k=256, weights="bf16", activation="silu", gated=True, precision="fast", packed_out=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -114,6 +116,16 @@ class DigitGemm(Weighted):
                 yield f"split: must divide the {self.kind.tiles(self.k)} tiles of k (got {self.split}; nearest: 1)"
         elif self.precision != "exact":
             yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
+        if self.packed_out:
+            yield from self._rules_of_packing()
+
+    def _rules_of_packing(self) -> Iterator[str]:
+        """Of results that are packed."""
+        yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
+        if self.precision != "fast":
+            yield f"packed_out: is for one bf16 number (got precision={self.precision!r}; nearest: packed_out=False)"
+        if self.residual:
+            yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -152,12 +164,16 @@ class DigitGemm(Weighted):
 
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
-        shape = few_layout.shape(self.k, self.digits) if self.halves else layout.shape(self.k)
-        out = [buffer("x", u8, *shape, align=16)]
+        out = [buffer("x", u8, *layout.shape(self.k), align=16)]
+        if self.halves:
+            out = [buffer("x", bf16, *few_layout.shape(self.k, self.digits), align=16)]
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
-        out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
+        if self.packed_out:
+            out.append(buffer("out", bf16, *few_layout.shape(self.n, self.digits), access="out", align=16))
+        else:
+            out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -178,7 +194,7 @@ class DigitGemm(Weighted):
         release_and_wait(b, self.programmatic)
         tokens = self._tokens(b, at)
         units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.kind.tiles(self.k))
-        results = TokenResults(b, spec, at, units.vector)
+        results = (HalfResults if self.packed_out else TokenResults)(b, spec, at, units.vector)
         slots = results.locate(stream)
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)
@@ -224,5 +240,9 @@ class DigitGemm(Weighted):
         y = multiplied(self, x, a)
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
-        out[:count] = y.astype(np.float32)
+        if self.packed_out:
+            packed = few_layout.pack(y.astype(np.float32), self.digits)
+            out[: len(packed)] = packed
+        else:
+            out[:count] = y.astype(np.float32)
         return {"out": out}

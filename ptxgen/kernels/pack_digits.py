@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import f32, u8
+from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
@@ -92,8 +92,10 @@ class PackDigits(KernelType):
         out = [buffer("x", f32, "rows", self.dim, align=16)]
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=16))
-        shape = few_layout.shape(self.dim, self.halves) if self.halves else layout.shape(self.dim)
-        out.append(buffer("out", u8, *shape, access="out", align=16))
+        if self.halves:
+            out.append(buffer("out", bf16, *few_layout.shape(self.dim, self.halves), access="out", align=16))
+        else:
+            out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 

@@ -185,7 +185,10 @@ class _Step(AttentionOfStep):
             width = model.hidden if gated else 2 * model.hidden
             fields = {"gated": True, "activation": model.activation} if gated else {}
             source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
-            if gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
+            if gated and self._gives_halves(kinds):
+                out = self._half_rows("down_proj", model.hidden)
+                self._gate(source, norm, out, packed_out=True)
+            elif gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
                 out = self.tensor(self.at("gate_up.out"), "scratch", (self.rows, model.hidden), bf16)
                 self._gate(source, norm, out, out_dtype=bf16)
             else:
@@ -193,6 +196,11 @@ class _Step(AttentionOfStep):
                 (self._gate if gated else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
+
+    def _gives_halves(self, kinds: Sequence[str]) -> bool:
+        """Whether the product of gate and up leaves its results as that of down reads them: as one bf16 number each."""
+        both = ((kinds[:2], self.model.dim), (kinds[2:], self.model.hidden))
+        return self._rounding == "fast" and all(self.digits(of, k) and self.halves(of, k) for of, k in both)
 
     def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

@@ -142,7 +142,7 @@ class Products(Draft):
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.is_token(self.rows):
             return x, norm
-        if self.digits(kinds, k):
+        if self.digits(kinds, k) and not (self.halves(kinds, k) and not norm):
             return self._digit_rows(role, x, k, norm, kinds), ""
         if self.integers(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
@@ -158,18 +158,24 @@ class Products(Draft):
 
     def is_in_digits(self, x: str | Ref) -> bool:
         """Whether rows lie as `_digit_rows` leaves them."""
-        return self.is_packed(x) and self.tensors[str(x)].dtype == u8
+        return self.is_packed(x) and len(self.tensors[str(x)].shape) == 3
 
     def digits(self, kinds: Sequence[str], k: int) -> bool:
-        """Whether rows of k columns become digits of bytes for weights of these formats."""
-        few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
-        few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
-        takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds) or self.halves(kinds, k)
-        return few and takes and runs_on(parse_target(self.target)) and not self.integers(kinds, k)
+        """Whether rows of k columns become digits for weights of these formats: of bytes, or as `halves` says."""
+        few = 1 < self.rows <= DIGITS_TO[self.precision] and self._brings_digits(k)
+        takes = few and all(TokenColumns.takes(weight_format(kind)) for kind in kinds) and not self.integers(kinds, k)
+        return takes or self.halves(kinds, k)
 
     def halves(self, kinds: Sequence[str], k: int) -> bool:
-        """Whether these digits are bf16 numbers."""
-        return self.rows <= FEW and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+        """Whether these digits are bf16 numbers: of rows that are normed, which is a launch anyway, or that the product
+        before leaves so; other rows stay as they are."""
+        few = 1 < self.rows <= FEW and self._brings_digits(k)
+        return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+
+    def _brings_digits(self, k: int) -> bool:
+        """Whether products bring digits of k columns to shared memory."""
+        whole = k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
+        return whole and not self.batch_invariant and runs_on(parse_target(self.target))
 
     def integers(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
@@ -182,8 +188,10 @@ class Products(Draft):
     def _digit_rows(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str]) -> str:
         """Rows of x as digits, normed."""
         halves = few_layout.DIGITS[self._rounding] if self.halves(kinds, k) else 0
-        shape = self._extents(few_layout.shape(k, halves) if halves else layout.shape(k))
-        out = self.tensor(self.at(f"{role}.digits"), "scratch", shape, u8)
+        if halves:
+            out = self._half_rows(role, k)
+        else:
+            out = self.tensor(self.at(f"{role}.digits"), "scratch", self._extents(layout.shape(k)), u8)
         given: dict[str, str | Ref] = {"x": x, "out": out}
         fields: dict[str, Any] = {"dim": k, "halves": halves}
         if norm:
@@ -192,11 +200,20 @@ class Products(Draft):
         self.op("pack_digits", f"{role}.digits", given, {"rows": self.rows}, **fields)
         return out
 
+    def _half_rows(self, role: str, k: int) -> str:
+        """Scratch memory for rows as digits that are bf16 numbers."""
+        shape = self._extents(few_layout.shape(k, few_layout.DIGITS[self._rounding]))
+        return self.tensor(self.at(f"{role}.digits"), "scratch", shape, bf16)
+
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""
         least = PACKED_FROM[self.precision]
         least = min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least
-        enough = self.rows >= least and not (self.batch_invariant and self.precision == "exact")
+        enough = (
+            self.rows >= least
+            and not self.halves(kinds, k)
+            and not (self.batch_invariant and self.precision == "exact")
+        )
         wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
         return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ptxgen.dtypes import bf16
 from ptxgen.launch import Extent
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.digits import DIGITS as EXACT_DIGITS
@@ -29,13 +30,12 @@ def unit_bytes(digits: int) -> int:
 
 
 def shape(cols: int, digits: int) -> tuple[Extent, ...]:
-    """The array's shape for "rows" rows."""
-    return (f"ceil_div(rows, {TOKENS})", -(-cols // UNIT), unit_bytes(digits))
+    """The array's shape for "rows" rows, of bf16."""
+    return (f"ceil_div(rows, {TOKENS})", -(-cols // UNIT), unit_bytes(digits) // bf16.bytes)
 
 
 def pack(x: np.ndarray, digits: int) -> np.ndarray:
-    """f32 `[rows, cols]` as uint8 `[tiles, units, unit_bytes(digits)]`."""
-    import ml_dtypes
+    """f32 `[rows, cols]` as bf16 `[tiles, units, elements of a unit]`."""
     import numpy as np
 
     rows, cols = x.shape
@@ -44,12 +44,11 @@ def pack(x: np.ndarray, digits: int) -> np.ndarray:
     left[:rows, :cols] = x
     parts = []
     for _ in range(digits):
-        digit = left.astype(ml_dtypes.bfloat16)
+        digit = left.astype(bf16.numpy)
         left = left - digit.astype(np.float32)
-        lanes = digit.view(np.uint16).reshape(tiles, TOKENS, units, UNIT // PAIR, 2, 4, 4)  # [.., half, t, 4]
+        lanes = digit.reshape(tiles, TOKENS, units, UNIT // PAIR, 2, 4, 4)  # [.., half, t, 4]
         parts.append(lanes.transpose(0, 2, 3, 1, 5, 4, 6))  # [tile, unit, pair, g, t, half, 4]
-    whole = np.ascontiguousarray(np.stack(parts, 3))
-    return whole.reshape(tiles, units, -1).view(np.uint8)
+    return np.stack(parts, 3).reshape(tiles, units, -1)
 
 
 def unpack(packed: np.ndarray, rows: int, cols: int, digits: int) -> np.ndarray:
