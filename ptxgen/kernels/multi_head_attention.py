@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
@@ -23,6 +24,7 @@ from ptxgen.attention.prefill.wgmma.tile import (
     tile_of,
 )
 from ptxgen.attention.prefill.wgmma.widened import COUNTERS
+from ptxgen.attention.prefill.wgmma.worth import is_worth_it
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
@@ -259,6 +261,14 @@ class MultiHeadAttention(KernelType):
         )  # fmt: skip
         cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
         return Attention(Variant.of(self, self.head_dim), cache)
+
+    def fastest(self, target: Target, tokens: int, keys: int) -> MultiHeadAttention:
+        """The same attention, `widened` where that is to be had and `tokens` queries, the last of so many `keys`, are
+        sooner done so; the output is the same to the bit."""
+        if self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.batched or self.ring:
+            return self
+        wide = replace(self, widened=True)
+        return wide if runs_on_wgmma(wide.prefill, target) and is_worth_it(wide.prefill, tokens, keys) else self
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
