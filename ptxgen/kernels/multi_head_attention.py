@@ -226,8 +226,8 @@ class MultiHeadAttention(KernelType):
                 f"widened: is of 16-bit queries over keys of 8 bits, without fp8 (got q_dtype={self.q_dtype}, "
                 f"kv_dtype={self.kv_dtype}, fp8={self.fp8}; nearest: False)"
             )
-        if self.widened and (self.batched or self.ring):
-            yield f"widened: takes one sequence in rows (got batched={self.batched}, ring={self.ring}; nearest: False)"
+        if self.widened and self.ring:
+            yield f"widened: takes no ring (got ring={self.ring}, widened=True; nearest: False)"
 
     def _fp8_rules(self) -> Iterator[str]:
         if self.kv_dtype != e4m3 or self.q_dtype.bits != 16:
@@ -265,7 +265,7 @@ class MultiHeadAttention(KernelType):
     def fastest(self, target: Target, tokens: int, keys: int) -> MultiHeadAttention:
         """The same attention, `widened` where that is to be had and `tokens` queries, the last of so many `keys`, are
         sooner done so; the output is the same to the bit."""
-        if self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.batched or self.ring:
+        if self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.ring:
             return self
         wide = replace(self, widened=True)
         return wide if runs_on_wgmma(wide.prefill, target) and is_worth_it(wide.prefill, tokens, keys) else self
@@ -278,8 +278,8 @@ class MultiHeadAttention(KernelType):
         out = [problem.q(), *attention.cache.params(""), *attention.variant.params(problem)]
         out += problem.outputs(lse=self.lse)
         if self.widened:
-            rows = (self.n_kv_heads, self.max_len or "n_keys", self.head_dim)
-            out += [workspace(f"wide_{x}", self.compute_dtype, *rows) for x in "kv"]
+            rows = attention.cache.extents
+            out += [workspace(f"wide_{x}", self.compute_dtype, *rows, self.head_dim) for x in "kv"]
             out.append(workspace("widening", u32, COUNTERS, align=4, zeroed=True))
         if self.batched:
             starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")

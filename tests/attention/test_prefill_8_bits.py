@@ -123,11 +123,14 @@ def test_waits_and_fences_that_are_left_out(kind: str) -> None:
         {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150, "head_dim": 48},
         {"max_len": 150, "window": 20, "sinks": True},
         {"max_len": 150, "causal": False, "soft_cap": 5.0},
+        {"max_len": 150, "batched": True},
+        {"max_len": 150, "batched": True, "page_size": 16, "causal": False},
+        {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30, "head_dim": 64},
     ],
     ids=str,
 )
 def test_widened(mode: str, kind: str, fields: dict[str, Any]) -> None:
-    sizes = {"n_tokens": 90, "n_keys": 140}
+    sizes = {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 30}
     attend(mode, sizes, sign=-1.0, widened=True, **KINDS[kind], **fields)
 
 
