@@ -260,7 +260,10 @@ def test_every_byte_becomes_what_it_stands_for(kind: str, q_dtype: str, more: di
     [
         ({"kv_dtype": "bf16"}, r"widened: is of 16-bit queries over keys of 8 bits, without fp8 \(got q_dtype=bf16, "),
         ({**E4M3, "fp8": True}, r"widened: is of .* kv_dtype=e4m3, fp8=True; nearest: False\)"),
-        ({**E4M3, "max_len": 90, "window": 20, "ring": 64}, r"widened: takes no ring \(got ring=64, widened=True; near"),
+        (
+            {**E4M3, "max_len": 90, "window": 20, "ring": 64},
+            r"widened: takes no ring \(got ring=64, widened=True; ",
+        ),
     ],
 )
 def test_what_widened_refuses(fields: dict[str, Any], reason: str) -> None:

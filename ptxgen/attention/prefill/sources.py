@@ -50,7 +50,9 @@ class Source:
         self.chunk = chunk
         self.key = b.op("add.s32", "kv_key", self.rows.key_begin, row)
         self.left = b.op("sub.s32", "keys_left", self.rows.kv_len, self.key)
-        self.values = Part("", side.row_bytes, self.copy.source_bytes, False, self.rows.param("k"), self.rows.param("v"))
+        self.values = Part(
+            "", side.row_bytes, self.copy.source_bytes, False, self.rows.param("k"), self.rows.param("v")
+        )
         self.parts = [self.values]
         if self.quantised:
             k, v = self.rows.param("k_scales"), self.rows.param("v_scales")

@@ -1,8 +1,8 @@
 """Which keys become 16-bit rows in memory, as blocks that CTAs draw: those that some query sees, of every sequence with
 queries, some keys of a head each.
 
-Blocks of a batch are counted in the order of its sequences, 32 of them at a time: a lane counts those of one. Draws come
-in order, so a CTA goes through the batch once.
+Blocks of a batch are counted in the order of its sequences, 32 of them at a time: a lane counts those of one. Draws
+come in order, so a CTA goes through the batch once.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Blocks(Rows):
         b, window = self.b, self.variant.window
         if not window:
             return None
-        begins = b.op("sub.s32", scratch(b, "first_widened", "s32"), length, tokens)
+        begins: Reg = b.op("sub.s32", scratch(b, "first_widened", "s32"), length, tokens)
         b.op("sub.s32", begins, begins, window - 1)
         b.op("max.s32", begins, begins, 0)
         divide(b, "first_widened", begins, self.keys)
@@ -154,7 +154,7 @@ class Blocks(Rows):
         b, keys = self.b, length
         if begins is not None:
             keys = b.op("sub.s32", scratch(b, "keys_widened", "s32"), length, begins)
-        blocks = b.op("add.s32", scratch(b, "blocks_of_head", "s32"), keys, self.rows - 1)
+        blocks: Reg = b.op("add.s32", scratch(b, "blocks_of_head", "s32"), keys, self.rows - 1)
         divide(b, "blocks_of_head", blocks, self.rows)
         has_queries = b.op("setp.gt.s32", scratch(b, "has_queries", "pred"), tokens, 0)
         b.op("selp.b32", blocks, blocks, 0, has_queries)
