@@ -334,7 +334,8 @@ class MultiHeadAttention(KernelType):
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
         if isinstance(tile, WgmmaTile):
-            shape = grid3(f"min({CHIP_SMS}, {ctas})"), (tile.threads, 1, 1), tile.shared_bytes
+            most = CHIP_SMS if self.widened else f"min({CHIP_SMS}, {ctas})"  # those without rows widen keys, too
+            shape = grid3(most), (tile.threads, 1, 1), tile.shared_bytes
         else:
             shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
         return Launch(*shape, programmatic=self.programmatic)
