@@ -112,6 +112,7 @@ class Widened:
                     loaded.append((to[2 * at.offset], words, scale, present, x))
         for to, words, scale, present, x in loaded:
             wide = copy.widened(words, scale, signs if x == "k" else None)
+            assert isinstance(to.base, Reg)
             for half in range(2):
                 store_words(b, to.base, wide[4 * half : 4 * half + 4], to.offset + half * CHUNK, pred=present)
 
