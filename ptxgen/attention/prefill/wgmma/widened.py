@@ -1,9 +1,8 @@
 """K and V of 8 bits as 16-bit rows in memory, made by the launch itself before its products: once for all queries.
 (Conversions on the way into shared memory are repeated for every tile of them.)
 
-CTAs draw blocks of keys of a head from a counter until none is left; the warps that ask for boxes of them wait until
-all are made. Who has drawn a block runs, and makes it without waiting for anyone: so no CTA waits for one that has not
-begun. Counters are left at zero.
+CTAs draw blocks of keys of a head from a counter until none is left, and wait until all are made. Who has drawn a block
+runs, and makes it without waiting for anyone: so no CTA waits for one that has not begun. Counters are left at zero.
 """
 
 from __future__ import annotations
@@ -11,30 +10,27 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.sources import source_of
 from ptxgen.attention.prefill.wgmma.blocks import Blocks
-from ptxgen.attention.prefill.wgmma.boxes import WARPS
 from ptxgen.attention.prefill.wgmma.copies import PairedCopy
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Addr, Reg
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch, store_words
 from ptxgen.idioms.polls import Polls
 
 DRAWN, MADE, LEFT = 0, 4, 8  # offsets of the counters
 COUNTERS = 3
-PASSES = 2  # rows of a block that a thread has under way at once
 
 
 class Widened:
     """Fragments `begin_widening`; `draw`, ahead and again within the loop over blocks, of which are `tell`, `drawn` and
-    `widen`; `made`; of the warps that ask for boxes `wait_for_all` (a wait) and `leave`, and `see_widened`, before the
-    first."""
+    `widen`; `made`, `wait_for_all` (a wait) and `leave`; `see_widened`, before the first copy."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.items, self.dtype = b, spec, items, dtype
-        self.rows = PASSES * tile.threads // (LANES // 2)  # keys of a block: a row for every four threads, some times
+        self.rows = tile.threads // (LANES // 2)  # keys of a block: a row for every four threads
         self.copy = PairedCopy(b, "wide", spec.dim, self.rows, tile.threads, dtype, spec.attention.problem.kv_dtype)
         self.blocks = Blocks(b, spec, tile, items, self.rows)
         self.source = source_of(b, spec, self.blocks, self.copy)
@@ -82,9 +78,7 @@ class Widened:
             b.op("setp.ge.u32", "are_made", so_far, total)
             polls.count()
         with b.fragment("leave", "the last to have seen it sets the counter back"):
-            b.op("mul.lo.u32", most, items.ctas, WARPS)
-            b.op("sub.u32", most, most, 1)
-            b.op("atom.acq_rel.gpu.global.inc.u32", drawn, at[LEFT], most)
+            b.op("atom.acq_rel.gpu.global.inc.u32", drawn, at[LEFT], b.op("sub.u32", most, items.ctas, 1))
             last = b.op("setp.eq.u32", "is_last_to_leave", drawn, most)
             b.op("st.global.u32", at[MADE], 0, pred=last)
         with b.fragment("see_widened", "what other CTAs have written, seen by the copies from here on"):
@@ -92,50 +86,47 @@ class Widened:
 
     def _block(self) -> None:
         """The rows of the block that was drawn; part of an open fragment."""
-        b, blocks, source, copy = self.b, self.blocks, self.source, self.copy
+        b, blocks, source = self.b, self.blocks, self.source
         blocks.place()
         source.aim(self.row, self.chunk)
         source.start()
+        source.row(0, source.exists(0))
+        assert source.values.k_from is not None, "aimed, and at a row"
+        b.note("rows lie as those of 8 bits do, twice as far apart")
+        place = b.op("sub.u64", b.reg("wide_row_at", "u64"), source.values.k_from, source.values.k)
+        b.op("shl.b64", place, place, 1)
         signs = self._signs(blocks.kv_head)
-        loaded: list[tuple[Addr, tuple[Reg, ...], Reg | None, Reg, str]] = []
-        for i in range(PASSES):
-            exists = b.reg(f"wide_row_exists{i}", "pred")
-            b.op("mov.pred", exists, source.exists(i))
-            source.row(i, exists)
-            start = source.values.k_from
-            assert start is not None, "aimed, and at a row"
-            b.note("rows lie as those of 8 bits do, twice as far apart", after=4)
-            place = b.op("sub.u64", b.reg(f"wide_row{i}_at", "u64"), start, source.values.k)
-            b.op("shl.b64", place, place, 1)
-            for x in "kv":
-                to = b.op("add.u64", b.reg(f"wide_{x}{i}_at", "u64"), place, self.items.wide[x])
-                for column, takes_part in copy.passes(i):
-                    at = source.chunk_at(x, i, column)
-                    words, scale, present = self._load(f"{x}{i}_{column}", at, exists, takes_part)
-                    if scale is not None:
-                        b.op("ld.global.nc.b16", scale, source.scale_at(x, i, column), pred=present)
-                    loaded.append((to[2 * at.offset], words, scale, present, x))
-        for to, words, scale, present, x in loaded:
-            wide = copy.widened(words, scale, signs if x == "k" else None)
-            assert isinstance(to.base, Reg)
-            for half in range(2):
-                store_words(b, to.base, wide[4 * half : 4 * half + 4], to.offset + half * CHUNK, pred=present)
+        loaded = {x: self._load(x) for x in "kv"}
+        for x, (words, scales, exists) in loaded.items():
+            to = b.op("add.u64", b.reg(f"wide_{x}_at", "u64"), place, self.items.wide[x])
+            for column, (some, scale, pred) in enumerate(zip(words, scales, exists, strict=True)):
+                wide = self.copy.widened(some, scale, signs if x == "k" else None)
+                for half in range(2):
+                    offset = column * LANES * CHUNK + half * CHUNK
+                    store_words(b, to, wide[4 * half : 4 * half + 4], offset, pred=pred)
 
-    def _load(
-        self, name: str, at: Addr, exists: Reg, takes_part: Reg | None
-    ) -> tuple[tuple[Reg, ...], Reg | None, Reg]:
-        """A chunk's words, a register for its scale, and whether it exists; part of an open fragment."""
-        b, copy = self.b, self.copy
-        words = tuple(b.reg(f"wide_{name}_word{n}", "b32") for n in range(copy.source_bytes // 4))
-        present = exists
-        if takes_part is not None:
-            present = b.op("and.pred", b.reg(f"wide_{name}_exists", "pred"), exists, takes_part)
-        clear(b, words)
-        copy.load(words, at, present)
-        scale = None
-        if self.source.quantised:
-            scale = b.op("mov.b16", b.reg(f"wide_{name}_scale", "b16"), 0)
-        return words, scale, present
+    def _load(self, x: str) -> tuple[list[tuple[Reg, ...]], list[Reg | None], list[Reg]]:
+        """This thread's chunks of a row, their scales, and whether they exist; part of an open fragment."""
+        b, copy, source = self.b, self.copy, self.source
+        count, each = copy.spread.column_passes, copy.source_bytes // 4
+        array = b.array(f"wide_{x}_word", "b32", count * each)
+        words = [tuple(array[n * each : (n + 1) * each]) for n in range(count)]
+        scales: list[Reg | None] = [None] * count
+        if source.quantised:
+            scales = [*b.array(f"wide_{x}_scale_of", "b16", count)]
+        exists = source.exists(0)
+        present: list[Reg] = []
+        for column, takes_part in copy.passes(0):
+            pred = exists
+            if takes_part is not None:
+                pred = b.op("and.pred", scratch(b, "wide_exists", "pred"), exists, takes_part)
+            present.append(pred)
+            clear(b, words[column])
+            copy.load(words[column], source.chunk_at(x, 0, column), pred)
+            if (scale := scales[column]) is not None:
+                b.op("mov.b16", scale, 0)
+                b.op("ld.global.nc.b16", scale, source.scale_at(x, 0, column), pred=pred)
+        return words, scales, present
 
     def _signs(self, head: Reg) -> Reg | None:
         """The sign bits that K takes from its head's scale; part of an open fragment."""

@@ -12,7 +12,7 @@ from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, adapts, 
 # By the largest head_dim: TFLOP/s of a multiprocessor over 16-bit rows, and the share of it that is left where e4m3 and
 # int8 are converted on the way.
 RATES = ((96, 4.85, {"e4m3": 0.89, "s8": 0.80}), (256, 6.17, {"e4m3": 0.78, "s8": 0.69}))
-# Microseconds that widening takes by itself, and for a MB of keys and values where all multiprocessors take part.
+# Microseconds that widening takes by itself, and for a MB of keys and values.
 BEGIN, MEGABYTE = 4.2, 0.86
 
 
@@ -41,5 +41,4 @@ def is_worth_it(prefill: Prefill, tokens: int, keys: int, sequences: int = 1) ->
     if adapts(prefill) and items(fewest) <= CHIP_SMS:
         wide = fewest
     megabytes = 2e-6 * sequences * problem.n_kv_heads * prefill.dim * widened
-    making = BEGIN + MEGABYTE * megabytes * max(1.0, CHIP_SMS / items(wide))
-    return us(narrow) / shares[problem.kv_dtype.name] > us(wide) + making
+    return us(narrow) / shares[problem.kv_dtype.name] > us(wide) + BEGIN + MEGABYTE * megabytes
