@@ -31,7 +31,7 @@ class Blocks(Rows):
         self.several = self.cache.batched
 
     def count(self) -> None:
-        """The fragments that find out how many there are, `total` of all heads."""
+        """Build the fragments that find out how many there are, `total` of all heads."""
         b = self.b
         if not self.several:
             b.without("begin_blocks", "count_blocks")

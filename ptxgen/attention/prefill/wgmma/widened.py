@@ -36,7 +36,7 @@ class Widened:
         self.source = source_of(b, spec, self.blocks, self.copy)
 
     def build(self) -> None:
-        """All of them."""
+        """Build every fragment named above."""
         b, items, blocks = self.b, self.items, self.blocks
         blocks.count()
         told = b.shared("block_told", 8, 4)
