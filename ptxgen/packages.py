@@ -61,8 +61,9 @@ def admit(cls: type, name: str, known: type | None) -> None:
         raise SpecError(f"{where}: another kernel type is called {name}, in {owner}; give the class another name")
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     beside = Path(file).resolve().parent if file else None
+    ours = templates_folder().resolve()  # beside a module in the root of a checkout, too
     for folder in (beside, beside / "templates") if beside else ():
-        if folder not in _FOLDERS and folder.is_dir():
+        if folder not in _FOLDERS and folder.is_dir() and folder.resolve() != ours:
             for template in sorted(folder.glob("*.ptx.j2")):
                 if taken := find_template(template.name):
                     raise SpecError(f"{where}: another template is called {template.name}, {taken}; rename {template}")

@@ -31,7 +31,7 @@ class Attribute(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The driver's CUlaunchConfig, as cuLaunchKernelEx takes it."""
 
     _fields_ = [
         ("grid", ctypes.c_uint * 3),
