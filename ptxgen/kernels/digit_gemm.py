@@ -48,6 +48,10 @@ class DigitGemm(Weighted):
     scalar, or `[1]` in device memory when `indirect`; rows from there on are not written. Products of a scale's columns
     are exact integers; of the whole the error is about 3e-7. A token's result depends neither on the number of tokens
     nor on their order. sm_90.
+    With weights in bf16 x is bf16 digits `[ceil(rows / 8), units of 64 columns, elements of a unit]`
+    (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one, to which x
+    is rounded (2e-3). `packed_out`: out is so, too, `[ceil(rows / 8), n / 64, 512]`, with zeros for tokens of a tile
+    from n_rows on.
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k
     (`DigitGemm.best` has both). `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x)

@@ -37,7 +37,8 @@ class PackDigits(KernelType):
     out `[ceil(rows / 8), units of 256 columns, bytes of a unit]` (`ptxgen.products.bytes.layout`), in which the rows of
     a tile from n_rows on are zero; tiles without a row are not written. A value becomes an integer of 23 bits in units
     of a power of two of its 256 columns; what is not finite makes these columns NaN. n_rows is a scalar, or `[1]` in
-    device memory when `indirect`.
+    device memory when `indirect`. With `halves` out is so many bf16 numbers of each value instead, which add up to it
+    (to f32 with three), `[ceil(rows / 8), units of 64 columns, elements of a unit]` (`ptxgen.products.few.layout`).
 
     `dim`: columns. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight) is packed. `eps`: added
     to the mean square. `norm_offset`: added to the norm's weights.
@@ -65,6 +66,7 @@ class PackDigits(KernelType):
     def rules(self) -> Iterator[str]:
         yield from rules.multiple_of("dim", self.dim, layout.UNIT, layout.UNIT, 1 << 17)
         yield from rules.one_of("norm", self.norm, ("", "rms"))
+        yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
 

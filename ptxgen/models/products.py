@@ -35,6 +35,9 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
+# Weights of a product from which rows that are normed become bf16 digits, and from which others do.
+LARGE = 1 << 24
+HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
@@ -61,6 +64,7 @@ class Products(Draft):
     """A step of `model` as far as its products go; `precision` is that of several rows."""
 
     model: ModelSpec
+    step: str
     precision: str
     batch_invariant: bool
 
@@ -107,7 +111,7 @@ class Products(Draft):
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
-            if self.halves([held.format], k):
+            if self.tensors[str(x)].dtype == bf16:
                 fields["precision"] = self._rounding
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = _fewest(rows, tuple(sorted(wanted.items())))
@@ -142,8 +146,10 @@ class Products(Draft):
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.is_token(self.rows):
             return x, norm
-        if self.digits(kinds, k) and not (self.halves(kinds, k) and not norm):
-            return self._digit_rows(role, x, k, norm, kinds), ""
+        if self.digits(kinds, k):
+            return self._digit_rows(role, x, k, norm), ""
+        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
+            return (self._half_rows(role, x, k, norm) if norm else x), ""
         if self.integers(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
@@ -161,15 +167,16 @@ class Products(Draft):
         return self.is_packed(x) and len(self.tensors[str(x)].shape) == 3
 
     def digits(self, kinds: Sequence[str], k: int) -> bool:
-        """Whether rows of k columns become digits for weights of these formats: of bytes, or as `halves` says."""
+        """Whether rows of k columns become digits of bytes for weights of these formats."""
         few = 1 < self.rows <= DIGITS_TO[self.precision] and self._brings_digits(k)
-        takes = few and all(TokenColumns.takes(weight_format(kind)) for kind in kinds) and not self.integers(kinds, k)
-        return takes or self.halves(kinds, k)
+        takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
+        return few and takes and not self.integers(kinds, k)
 
-    def halves(self, kinds: Sequence[str], k: int) -> bool:
-        """Whether these digits are bf16 numbers: of rows that are normed, which is a launch anyway, or that the product
-        before leaves so; other rows stay as they are."""
-        few = 1 < self.rows <= FEW and self._brings_digits(k)
+    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
+        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, or where the
+        product before can leave them so, and else stay as they are: for so many weights of these formats."""
+        few = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
+        few &= weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
         return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
 
     def _brings_digits(self, k: int) -> bool:
@@ -185,35 +192,37 @@ class Products(Draft):
             return False
         return some and all(found) and parse_target(self.target).includes_any(("sm_90a",))
 
-    def _digit_rows(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str]) -> str:
-        """Rows of x as digits, normed."""
-        halves = few_layout.DIGITS[self._rounding] if self.halves(kinds, k) else 0
-        if halves:
-            out = self._half_rows(role, k)
-        else:
-            out = self.tensor(self.at(f"{role}.digits"), "scratch", self._extents(layout.shape(k)), u8)
+    def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
+        """Rows of x as digits of bytes, normed."""
+        shape = (-(-self.rows // layout.TOKENS), k // layout.UNIT, layout.UNIT_BYTES)
+        out = self.tensor(self.at(f"{role}.digits"), "scratch", shape, u8)
+        self._pack_digits(role, x, out, k, norm)
+        return out
+
+    def _half_rows(self, role: str, x: str, k: int, norm: str) -> str:
+        """Rows of x as bf16 digits, normed."""
+        out = self._halves_of(role, k)
+        self._pack_digits(role, x, out, k, norm, halves=few_layout.DIGITS[self._rounding])
+        return out
+
+    def _halves_of(self, role: str, k: int) -> str:
+        """Scratch memory for rows as bf16 digits."""
+        shape = self._extents(few_layout.shape(k, few_layout.DIGITS[self._rounding]))
+        return self.tensor(self.at(f"{role}.digits"), "scratch", shape, bf16)
+
+    def _pack_digits(self, role: str, x: str, out: str, k: int, norm: str, **fields: Any) -> None:
         given: dict[str, str | Ref] = {"x": x, "out": out}
-        fields: dict[str, Any] = {"dim": k, "halves": halves}
+        fields |= {"dim": k}
         if norm:
             given["norm_weight"] = self._norm_weight(norm)
             fields |= self._norm_fields()
         self.op("pack_digits", f"{role}.digits", given, {"rows": self.rows}, **fields)
-        return out
-
-    def _half_rows(self, role: str, k: int) -> str:
-        """Scratch memory for rows as digits that are bf16 numbers."""
-        shape = self._extents(few_layout.shape(k, few_layout.DIGITS[self._rounding]))
-        return self.tensor(self.at(f"{role}.digits"), "scratch", shape, bf16)
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""
         least = PACKED_FROM[self.precision]
         least = min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least
-        enough = (
-            self.rows >= least
-            and not self.halves(kinds, k)
-            and not (self.batch_invariant and self.precision == "exact")
-        )
+        enough = self.rows >= least and not (self.batch_invariant and self.precision == "exact")
         wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
         return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
 

@@ -29,17 +29,15 @@ class FewRuns(TokenRuns):
         return layout.unit_bytes(self.digits)
 
 
-def share_few(
-    units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int, shape: Shape = SHAPE
-) -> FewRuns:
+def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int) -> FewRuns:
     """The geometry with so many CTAs along k, whose tiles they divide: at most the warps and stages that have a
     tile."""
     tiles, turns = kind.tiles(k) // split, 1
     while True:
         clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
-        warps = min(shape.warps, most_tiles)
-        stages = min(shape.stages, -(-most_tiles // warps))
+        warps = min(SHAPE.warps, most_tiles)
+        stages = min(SHAPE.stages, -(-most_tiles // warps))
         digits = layout.DIGITS[precision]
         runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, digits)
         if runs.fits or clusters == units:
