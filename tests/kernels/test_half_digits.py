@@ -11,7 +11,7 @@ from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import DigitGemm, PackDigits
-from ptxgen.products.bytes.geometry import Shape
+from ptxgen.products.bytes.geometry import SPLITS, Shape
 from ptxgen.products.few import geometry, layout
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -86,7 +86,7 @@ def test_ragged_shapes_and_fusions(mode: str, precision: str, rows: int, fields:
 def test_other_geometries(mode: str, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warps that share records, records that share a warp, clusters that are more than there is room for."""
     monkeypatch.setattr(geometry, "SHAPE", shape)
-    monkeypatch.setitem(geometry.SPLITS, 2, 3)
+    monkeypatch.setitem(SPLITS, 2, 3)
     clear_cache()
     tried(halves(n=150, k=1280, split=2, residual=True), mode, 8)
     clear_cache()
@@ -104,6 +104,12 @@ def test_other_geometries(mode: str, shape: Shape, monkeypatch: pytest.MonkeyPat
 )
 def test_results_are_packed_for_the_next_product(mode: str, rows: int, fields: dict[str, Any]) -> None:
     tried(halves(precision="fast", packed_out=True, **fields), mode, rows)
+
+
+def test_no_row_is_a_size_as_others() -> None:
+    for spec in (PackDigits(256, halves=3), halves(n=64, k=256, precision="fast", packed_out=True)):
+        out = tried(spec, "check", 7, n_rows=0).outputs["out"]
+        assert np.isnan(out.astype(np.float32)).all()
 
 
 def test_packed_tokens_from_the_last_on_are_zero_and_tiles_without_one_not_written() -> None:
@@ -158,6 +164,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         ({"n": 64, "k": 256, "packed_out": True, "precision": "fast", "residual": True}, r"residual: a packed result"),
         ({"n": 64, "k": 256, "precision": "e4m3"}, r"precision: must be one of exact, fast"),
         ({"n": 64, "k": 1 << 17}, r"tokens: as many of 131072 inputs do not fit"),
+        ({"n": 64, "k": 8192}, r"split: 8192 inputs do not fit in shared memory \(got 1; nearest: 2"),
     ],
 )
 def test_mistakes(fields: dict[str, Any], reason: str) -> None:

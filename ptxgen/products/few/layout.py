@@ -48,7 +48,7 @@ def pack(x: np.ndarray, digits: int) -> np.ndarray:
         left = left - digit.astype(np.float32)
         lanes = digit.reshape(tiles, TOKENS, units, UNIT // PAIR, 2, 4, 4)  # [.., half, t, 4]
         parts.append(lanes.transpose(0, 2, 3, 1, 5, 4, 6))  # [tile, unit, pair, g, t, half, 4]
-    return np.stack(parts, 3).reshape(tiles, units, -1)
+    return np.stack(parts, 3).reshape(tiles, units, unit_bytes(digits) // bf16.bytes)
 
 
 def unpack(packed: np.ndarray, rows: int, cols: int, digits: int) -> np.ndarray:
