@@ -1,9 +1,8 @@
 """K and V of 8 bits as 16-bit rows in memory, made by the launch itself before its products: once for all queries.
 (Conversions on the way into shared memory are repeated for every tile of them.)
 
-CTAs draw blocks of keys of a head from a counter until none is left; the warps that ask for boxes of them wait until
-all are made. Who has drawn a block runs, and makes it without waiting for anyone: so no CTA waits for one that has not
-begun. Counters are left at zero.
+CTAs draw blocks of keys of a head from a counter until none is left, and wait until all are made. Who has drawn a block
+runs, and makes it without waiting for anyone: so no CTA waits for one that has not begun. Counters are left at zero.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.sources import source_of
 from ptxgen.attention.prefill.wgmma.blocks import Blocks
-from ptxgen.attention.prefill.wgmma.boxes import WARPS
 from ptxgen.attention.prefill.wgmma.copies import PairedCopy
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, WgmmaTile
@@ -28,8 +26,7 @@ COUNTERS = 3
 
 class Widened:
     """Fragments `begin_widening`; `draw`, ahead and again within the loop over blocks, of which are `tell`, `drawn` and
-    `widen`; `made`; of the warps that ask for boxes `wait_for_all` (a wait) and `leave`, and `see_widened`, before the
-    first."""
+    `widen`; `made`, `wait_for_all` (a wait) and `leave`; `see_widened`, before the first copy."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.items, self.dtype = b, spec, items, dtype
@@ -81,9 +78,7 @@ class Widened:
             b.op("setp.ge.u32", "are_made", so_far, total)
             polls.count()
         with b.fragment("leave", "the last to have seen it sets the counter back"):
-            b.op("mul.lo.u32", most, items.ctas, WARPS)
-            b.op("sub.u32", most, most, 1)
-            b.op("atom.acq_rel.gpu.global.inc.u32", drawn, at[LEFT], most)
+            b.op("atom.acq_rel.gpu.global.inc.u32", drawn, at[LEFT], b.op("sub.u32", most, items.ctas, 1))
             last = b.op("setp.eq.u32", "is_last_to_leave", drawn, most)
             b.op("st.global.u32", at[MADE], 0, pred=last)
         with b.fragment("see_widened", "what other CTAs have written, seen by the copies from here on"):
