@@ -2,8 +2,9 @@
 
 Shared memory bounds these products: that tensor cores read the tokens and threads the weights takes as long as the
 products. A thread that read a scale for each of its tokens, a quarter of all, would take half as long again. But the
-scales of tokens are powers of four, which their upper bytes say: a warp beside the copying one packs those of four
-tokens of a thread into a word, and leaves the weights' scale of the block beside them.
+scales of tokens are powers of four: times the weights' scale of the block, each differs from that in its upper byte
+alone. A warp beside the copying one packs those bytes of four tokens of a thread into a word, and leaves the weights'
+scale beside them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ QUAD = 4  # lanes that have the columns of an octet
 PAIR = 2 * OCTET  # tokens whose scales a lane has in a word
 WORD = 4  # bytes
 UPPER_BYTES, BOTH_HALVES = 0x73, 0x5410  # for prmt: the upper bytes of two words; the lower halves of two
-LOWEST = 0x80  # the bit of an exponent that is not in the upper byte
-FROM_BYTE = 0x0455  # for prmt with it: a power of four from the byte that is added to this
+LOWER_BYTES = 0x0654  # for prmt: those of the second word below the byte of the first that is added to this
 
 
 class Factors(NamedTuple):
@@ -85,32 +85,31 @@ class FactorFinder:
             b.op("add.u64", scale_at, scale_at, kind.tiles(spec.k) * kind.tile_bytes)
             if tasks.first_step is not None:
                 b.op("mad.wide.u32", scale_at, tasks.first_step, SCALE_BYTES, scale_at)
-            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=tells)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0])
             left = b.op("mov.u32", "factor_steps", tasks.steps)
         with b.fragment("poll_scales", "whether the tokens' scales are there"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[BELL * at.stages], ring.parity)
-        with b.fragment("factors", "the upper bytes of four scales; the weights' next scale is asked for"):
+        with b.fragment("factors", "the upper bytes of four factors; the weights' next scale is asked for"):
             b.op("mov.f32", scale, next_scale)
             b.op("sub.u32", left, left, 1)
             more = b.op("setp.ne.u32", "finds_more", left, 0)
             b.op("add.u64", scale_at, scale_at, SCALE_BYTES)
-            asks = b.op("and.pred", "asks_scale", more, tells)
-            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=asks)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=more)
             for place, offset_of in ((from_, scales), (to, word), (beside, base)):
                 b.op("add.u32", place, offset_of, ring.offset)
             for index in range(-(-words // LANES)):
                 pred = has_last if (index + 1) * LANES > words else None
-                self._pack(from_, own.begin - at.scale_bytes + LANES * WORD * SCALE_BYTES * index, pred)
+                self._pack(from_, own.begin - at.scale_bytes + LANES * WORD * SCALE_BYTES * index, scale, pred)
                 b.op("st.shared.b32", to[own.begin + LANES * WORD * index], self.word, pred=pred)
             b.op("st.shared.f32", beside[own.scale], scale, pred=tells)
             b.op("bar.warp.sync", -1)
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), ring.full[0], pred=tells)
             ring.turn()
 
-    def _pack(self, from_: Reg, offset: int, pred: Reg | None) -> None:
-        """Two neighbours of an octet, and the same of the next."""
+    def _pack(self, from_: Reg, offset: int, scale: Reg, pred: Reg | None) -> None:
+        """Two neighbours of an octet, and the same of the next, each times the weights' `scale`."""
         b = self.b
-        four = scratch_array(b, "four_scales", "b32", 4)
+        four = scratch_array(b, "four_scales", "f32", 4)
         self.word = scratch(b, "packed_scales", "b32")
         upper = scratch(b, "upper_scales", "b32")
         if pred is not None:
@@ -118,6 +117,8 @@ class FactorFinder:
         for half in (0, 1):
             own = four[2 * half : 2 * half + 2]
             convert.load_words(b, own, from_, offset + half * OCTET * SCALE_BYTES, space="shared", pred=pred)
+        for each in four:
+            b.op("mul.ftz.f32", each, each, scale)
         b.op("prmt.b32", self.word, four[0], four[1], UPPER_BYTES)
         b.op("prmt.b32", upper, four[2], four[3], UPPER_BYTES)
         b.op("prmt.b32", self.word, self.word, upper, BOTH_HALVES)
@@ -263,9 +264,4 @@ class FactoredMultiplier(PromotedMultiplier):
     def _unpack(self, unit: Unit) -> None:
         b, words = self.b, self._words(unit)
         for index, factor in enumerate(self.factors):
-            b.op("prmt.b32", self._bits(), words[index // 4], LOWEST, FROM_BYTE | index % 4 << 12)
-            b.op("mov.b32", factor, self._bits())
-            b.op("mul.f32", factor, factor, self.block_scale)
-
-    def _bits(self) -> Reg:
-        return scratch(self.b, "factor_bits", "b32")
+            b.op("prmt.b32", factor, words[index // 4], self.block_scale, LOWER_BYTES | index % 4 << 12)
