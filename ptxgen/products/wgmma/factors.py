@@ -129,7 +129,7 @@ class Step(NamedTuple):
     None but behind the last); `early`: these go before the wait; the wait, the next unit's weights, and the sums."""
 
     products: Fragment | None
-    unpack: Fragment
+    unpack: Fragment | None
     advance: Fragment | None
     load: Fragment | None
     early: bool
@@ -156,7 +156,7 @@ class FactoredMultiplier(PromotedMultiplier):
         self.place = Factors.of(at)
         self.words_of_scales = b.array("scales_word", "b32", at.shorts * at.product_tokens // PAIR)
         self.block_scale = b.reg("block_scale", "f32")
-        self.factors = b.array("factor", "f32", at.product_tokens // 4)
+        self.factors = b.array("factor", "f32", at.product_tokens // 4 if at.shorts > 1 else 4)
 
     def _trailing(self) -> list[Piece]:
         return []
@@ -206,8 +206,10 @@ class FactoredMultiplier(PromotedMultiplier):
                 with b.fragment(f"products{name}", "; ".join(map(self._named, issued))) as products:
                     for each in issued:
                         self._products(each, own)
-            with b.fragment(f"unpack{name}", "its tokens' factors") as unpack:
-                self._unpack(unit)
+            unpack = None
+            if ahead:
+                with b.fragment(f"unpack{name}", "its tokens' factors") as unpack:
+                    self._unpack(unit)
             advance = load = None
             if number == goes_on:
                 with b.fragment(f"advance{stage}", "on to the next stage") as advance:
@@ -257,11 +259,17 @@ class FactoredMultiplier(PromotedMultiplier):
 
     def _promote(self, unit: Unit, running: int) -> None:
         b, short, totals = self.b, self._short(unit), self.sums[unit.block][unit.first // 2 :]
+        late = len(self.shorts) == 1
         for i in range(self.at.product_tokens // 2):
-            factor = self.factors[i // 4 * 2 + i % 2]
+            if late and i % 8 == 0:
+                self._unpack_word(self._words(unit)[i // 8])
+            factor = self.factors[i // 4 % 2 * 2 + i % 2 if late else i // 4 * 2 + i % 2]
             b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
 
     def _unpack(self, unit: Unit) -> None:
-        b, words = self.b, self._words(unit)
-        for index, factor in enumerate(self.factors):
-            b.op("prmt.b32", factor, words[index // 4], self.block_scale, LOWER_BYTES | index % 4 << 12)
+        for word, first in zip(self._words(unit), range(0, len(self.factors), 4), strict=True):
+            self._unpack_word(word, first)
+
+    def _unpack_word(self, word: Reg, first: int = 0) -> None:
+        for index, factor in enumerate(self.factors[first : first + 4]):
+            self.b.op("prmt.b32", factor, word, self.block_scale, LOWER_BYTES | index << 12)
