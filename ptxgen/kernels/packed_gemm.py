@@ -15,6 +15,7 @@ from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
@@ -205,8 +206,10 @@ class PackedGemm(PackedProduct):
         """Rules of scales where products are of bytes."""
         if not isinstance(weight_formats().get(self.weights), E4m3):
             yield f"x_dtype: e4m3 goes with weights in e4m3 (got weights={self.weights!r}; nearest: x_dtype=bf16)"
-        elif self.by_block and self.promoted:
+        elif self.in_blocks and self.promoted:
             yield "promoted: sums of blocks with scales always are (got promoted=True; nearest: False)"
+        if self.row_scales and not self.in_blocks:
+            yield f"row_scales: is for weights with scales of blocks (got weights={self.weights!r}; nearest: False)"
         if self.packed_out:
             yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
 
@@ -226,6 +229,8 @@ class PackedGemm(PackedProduct):
             yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 
     def _rules_without_scales(self) -> Iterator[str]:
+        if self.row_scales:
+            yield f"row_scales: is a choice of e4m3 (got row_scales=True, x_dtype={self.x_dtype}; nearest: False)"
         if self.promoted:
             yield f"promoted: is a choice of e4m3 (got promoted=True, x_dtype={self.x_dtype}; nearest: promoted=False)"
 
@@ -300,7 +305,7 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
-            fewer, more = FACTORED_REGISTERS if at.factored else REGISTERS[at.shape.groups]
+            fewer, more = FACTORED_REGISTERS if at.pipelined else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
@@ -316,8 +321,9 @@ class PackedGemm(PackedProduct):
         kind = IntegerMultiplier if self.by_row else Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier
+        if at.pipelined:
+            kind = FactoredMultiplier if at.factored else BlockMultiplier
         if at.factored:
-            kind = FactoredMultiplier
             FactorFinder(b, self, at, ring).build(tasks)
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)

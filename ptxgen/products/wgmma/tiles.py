@@ -206,7 +206,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     fewer times."""
     found = list(candidates(kernel, fields, rows))
     if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
-        found = [spec for spec in found if Geometry.of(spec).factored] or found
+        found = [spec for spec in found if Geometry.of(spec).pipelined] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
