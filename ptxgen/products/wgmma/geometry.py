@@ -66,7 +66,7 @@ MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
 # sums, and of fragments of A
-FACTORED = {(128, 96): (96, 1, 2), (128, 128): (64, 2, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats

@@ -1,5 +1,5 @@
-"""Products in e4m3 by weights with a scale for every block of 128 columns, in tiles of whole blocks: a stage's sums take
-turns with its products.
+"""Products in e4m3 by weights with a scale for every block of 128 columns, in tiles of whole blocks: a stage's sums
+take turns with its products.
 
 The first weights of the next stage are read while the last products of a stage run, if there are registers for both, or
 else while their sums go to the totals.
