@@ -61,9 +61,11 @@ class PackedGemm(PackedProduct):
     With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
     scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`, powers of four (or 0 with
     bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only, other scales are wrong
-    there, and the reference refuses them. Products are those of the bytes, scales are applied to their sums. Tensor
-    cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2); `promoted`: f32 adds up
-    their sums of every 128 columns (2e-4), as it must with blocks.
+    there, and the reference refuses them. With `row_scales` x has a scale a row beside such weights, too, which is
+    faster: numbers below 2^-14 of their row's largest lose bits, else those below 2^-12 of their block's. Products are
+    those of the bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336
+    columns, where rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must
+    with blocks.
     `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
     units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
     with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits (of what is

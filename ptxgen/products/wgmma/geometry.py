@@ -64,9 +64,11 @@ INTEGER_TILES = (
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
-# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
-# sums, and of fragments of A
+# products of e4m3 by weights with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product,
+# sets of their sums and of fragments of A. The same by `blocks.py`, which has no factors in registers, and of more than
+# `MOST_ADDED` tokens whose k CTAs share
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
@@ -299,7 +301,9 @@ class Geometry:
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if pipelined:
-            promoted = FACTORED[records * TILE_ROWS, tokens]
+            promoted = (FACTORED if factored else UNIFORM)[records * TILE_ROWS, tokens]
+            if not factored and tokens > MOST_ADDED and (spec.stream or shape.split > 1):
+                promoted = UNIFORM_SHARED
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2

@@ -60,7 +60,7 @@ WHOLE_K = (104, 112)  # tokens with which no k is shared
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of scales of rows
 IN_ROWS = {112: NONE}
 # and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
-IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
+IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,)), 256: ((64, 128), (1,))}, 512
 # the same of those whose results become 16-bit numbers after an activation, without a bias and with one: 128 rows leave
 # it no registers
 ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]] = {
