@@ -150,6 +150,19 @@ def test_a_scale_that_is_no_power_of_four_is_refused(count: int, scale: float) -
     assert [param.doc for param in spec.params() if param.name == "x_scales"] != [""]
 
 
+@pytest.mark.parametrize(("of_weights", "exponent"), [(1e-33, -9), (1e-30, -18), (1e-40, 20), (1e30, 20)])
+def test_scales_whose_product_is_no_normal_number_are_refused(of_weights: float, exponent: int) -> None:
+    spec = product(n=128, k=256, tokens=128)
+    given = spec.example(np.random.default_rng(0), rows=40)
+    first = spec.kind.tiles(256) * spec.kind.tile_bytes
+    given["weight"][:, first : first + 8] = np.full(2, of_weights, np.float32).view(np.uint8)
+    given["x_scales"][:] = np.float32(4.0) ** exponent
+    with pytest.raises(SpecError, match=r"^PackedGemm.x_scales: times the weights' must be 0, or at least 2\^-126"):
+        spec.reference(**given)
+    given["x_scales"][:] = 1 if of_weights > 1e-38 else 0
+    spec.reference(**given)
+
+
 def test_no_rows_are_refused_in_words() -> None:
     with pytest.raises(SpecError, match=r"^bind\(rows\): a capacity must be an int ≥ 1 \(got 0\)$"):
         trial(product(n=128, k=256, tokens=128), CpuDevice(), target=WHERE, rows=0)

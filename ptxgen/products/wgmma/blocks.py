@@ -19,12 +19,16 @@ class BlockMultiplier(PipelinedMultiplier):
 
     def _find_trailers(self, group: Reg, warp: Reg, weight: Reg, first_step: Reg | None) -> None:
         super()._find_trailers(group, warp, weight, first_step)
-        self.b.op("ld.global.nc.f32", self.next_scale, self.scales_at[0][0])
+        self.b.op("ld.global.nc.f32", self.next_scale, self._scale_at()[0])
+
+    def _scale_at(self) -> Reg:
+        """Where the next stage's scale is, of the warp's one block of rows."""
+        return next(iter(self.scales_at))
 
     def _read_scales(self, unit: Unit) -> None:
         if unit.number > 0:
             return
-        b, (place,) = self.b, self.scales_at
+        b, place = self.b, self._scale_at()
         b.op("mov.f32", self.block_scale, self.next_scale)
         b.op("add.u64", place, place, SCALE_BYTES)
         b.op("setp.gt.u32", self.asks, self.step, 1)
