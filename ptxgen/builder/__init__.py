@@ -18,7 +18,8 @@ from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
 from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Sink
 from ptxgen.errors import IsaError
 from ptxgen.isa import Slot, lookup, special_register, storage_type
-from ptxgen.lines.sources import Origin, Site, places
+from ptxgen.lines.sources import Site, places
+from ptxgen.places import Origin
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target

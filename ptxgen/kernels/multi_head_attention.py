@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
@@ -150,7 +150,7 @@ class MultiHeadAttention(KernelType):
         r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",
         r" wait .*%[kv]_skipped_over": "does not matter: the other of the pair waits for it, and has its turn first",
     }
-    goldens = (
+    goldens: ClassVar[tuple[Mapping[str, object], ...]] = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
         dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),

@@ -327,7 +327,7 @@ class Geometry:
 
     @property
     def warps(self) -> int:
-        """Warps that multiply."""
+        """How many warps multiply."""
         return WARPS * self.shape.groups
 
     @property

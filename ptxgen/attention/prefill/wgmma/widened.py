@@ -35,7 +35,7 @@ class Widened:
         self.source = source_of(b, spec, items, self.copy)
 
     def build(self) -> None:
-        """All of them."""
+        """Build every fragment named above."""
         b, items = self.b, self.items
         heads = items.problem.n_kv_heads
         told = b.shared("block_told", 8, 4)
