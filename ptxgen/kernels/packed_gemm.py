@@ -18,7 +18,7 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import FEW_TOKENS, FEWEST, MOST_ROWS_FIRST, MOST_STAGES, Geometry
+from ptxgen.products.wgmma.geometry import FEW_TOKENS, MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -70,7 +70,6 @@ class PackedGemm(PackedProduct):
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
-    `stages`: of a CTA's ring at most, so that a CTA of the launch before or after has room beside it.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -189,8 +188,6 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
         yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
-        if self.stages:
-            yield from rules.between("stages", self.stages, FEWEST, MOST_STAGES)
         if self.stream and self.split > 1:
             yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
         if self.share * self.split > MOST_CLUSTER:

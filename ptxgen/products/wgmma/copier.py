@@ -24,7 +24,6 @@ class Copier:
 
     is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
     goes: Reg | None = None  # whether they were, where that is not so of all CTAs
-    begun: Reg | int  # how many stages' were, by such a CTA
 
     def __init__(
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, early: int, has_tile: Reg | None
@@ -32,7 +31,6 @@ class Copier:
         """`early`: stages whose weights are asked for before there are tokens; `has_tile`: whether the CTA has any,
         where that is known by then."""
         self.b, self.spec, self.at, self.ring, self.early, self.has_tile = b, spec, at, ring, early, has_tile
-        self.begun = early
 
     def build(self, tasks: Tasks) -> None:
         """Build the fragments of the warp that copies, from its first copies to the ring's end."""
@@ -67,7 +65,7 @@ class Copier:
             more = b.op("setp.ne.u32", "copies_more", left, 0)
             if self.is_first is not None:
                 self._bring_tokens(self.is_first)
-                b.op("sub.u32", left, left, self.begun, pred=self.is_first)
+                b.op("sub.u32", left, left, self.early, pred=self.is_first)
                 b.op("setp.ne.u32", self.is_first, 0, 0)
                 b.op("setp.ne.u32", more, left, 0)
         with b.fragment("poll_empty"):
@@ -85,8 +83,7 @@ class Copier:
         raise NotImplementedError
 
     def _bring_early(self) -> None:
-        """Weights of the first stages; of few tokens as many as the first part of a tile has, else nothing where it has
-        fewer."""
+        """Weights of the first stages, and nothing where a tile has fewer stages."""
         b, ring, tasks = self.b, self.ring, self.tasks
         if self.has_tile is not None:
             self._find_sources()
@@ -96,13 +93,10 @@ class Copier:
                 b.op("mad.wide.u32", self.source, tasks.first_step, self.at.tile_bytes, self.source)
         goes = self.has_tile
         if goes is not None and isinstance(tasks.steps, Reg):
-            if self.at.few:
-                self.begun = b.op("min.u32", "begun_stages", tasks.steps, self.early)
-            else:
-                goes = b.op("setp.ge.and.u32", "is_long", tasks.steps, self.early, goes)
+            goes = b.op("setp.ge.and.u32", "is_long", tasks.steps, self.early, goes)
         self._early_records(goes)
         self.goes = goes
-        ring.skip(self.begun, goes if self.spec.stream else None)
+        ring.skip(self.early, goes if self.spec.stream else None)
         if goes is not None and self.spec.stream:
             self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
         else:
@@ -122,13 +116,6 @@ class Copier:
             for bell in bells[1:]:
                 next_one = b.op("mbarrier.try_wait.parity.shared::cta.b64", scratch(b, "next_came", "pred"), bell, 0)
                 b.op("and.pred", there, there, next_one)
-
-    def _is_begun(self, stage: int, pred: Reg) -> Reg:
-        """Whether `pred` holds and the stage is one of them."""
-        if isinstance(self.begun, int):
-            return pred
-        found: Reg = self.b.op("setp.gt.and.u32", scratch(self.b, "is_begun", "pred"), self.begun, stage, pred)
-        return found
 
     def _early_records(self, goes: Reg | None) -> None:
         """The weights of these stages, by a CTA for which `goes` holds."""

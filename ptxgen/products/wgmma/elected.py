@@ -61,9 +61,9 @@ class ElectedCopier(Copier):
         if goes is not None:
             b.op("and.pred", elected, elected, goes)
         for stage in range(self.early):
-            bell, begun = self.ring.full_bells[BELL * stage], self._is_begun(stage, elected)
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=begun)
-            self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, bell, begun)
+            bell = self.ring.full_bells[BELL * stage]
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=elected)
+            self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, bell, elected)
 
     def _records(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The records of a stage, from `source` on in global memory."""
@@ -121,20 +121,16 @@ class ElectedCopier(Copier):
             b.op("and.pred", elected, elected, is_first)
             self._first_tokens(elected)
         for source, step in self._steps():
-            if isinstance(self.begun, int):
-                b.op("add.u64", source, source, step * self.begun, pred=is_first)
-            else:
-                b.op("mad.wide.u32", source, self.begun, step, source, pred=is_first)
+            b.op("add.u64", source, source, step * self.early, pred=is_first)
 
     def _first_tokens(self, pred: Reg) -> None:
         """Those, and their scales, of the stages whose weights are on their way."""
         at = self.at
         for stage in range(self.early):
             offset, bell = stage * at.stage_bytes, self.ring.full_bells[BELL * stage]
-            begun = self._is_begun(stage, pred)
-            self._tokens(self.token_place, offset, stage * at.token_bytes, bell, begun)
+            self._tokens(self.token_place, offset, stage * at.token_bytes, bell, pred)
             if self.spec.by_block:
-                self._scales(self.place, offset, stage * at.scale_bytes, bell, begun)
+                self._scales(self.place, offset, stage * at.scale_bytes, bell, pred)
 
     def _bring_stage(self, target: Reg) -> None:
         b, ring = self.b, self.ring

@@ -33,7 +33,6 @@ HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
 FEWEST = 2  # stages: one is released when the products of the next have begun
-MOST_STAGES = 16
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 # the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
@@ -114,6 +113,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row:
         part = _part(spec, tokens, groups, blocks)
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
+    if parts == 2 and isinstance(spec.kind, Half) and tokens > FEWER_TOKENS and spec.precision == "fast":
+        tiles = 1  # else two CTAs a multiprocessor have two stages each
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
@@ -125,7 +126,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         least, most = LONG.get(tokens, (0, 0))
         if least <= -(-rows // tile_rows) * split <= most:
             tiles, part = 2, 4
-    return Shape(groups, blocks, tiles, part, split, MOST_STAGES, 2 if beside else 1, share)
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
 def of_integers(spec: PackedProduct) -> dict[str, Any]:
@@ -288,7 +289,7 @@ class Geometry:
         if spec.by_row and not halves and not sums and (room - results // 2) // stage > (room - results) // stage:
             results, turns = results // 2, 1
         ring = room if sums else room - results
-        stages = min(ring // stage, spec.stages or shape.deep, max(FEWEST, steps))
+        stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
             if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
@@ -368,22 +369,17 @@ class Geometry:
         return self.token_bytes // self.tokens // CHUNK_BYTES
 
     @property
-    def few(self) -> bool:
-        """Whether tokens are so few that weights are read once anyway."""
-        return self.tokens <= MOST_ROWS_FIRST
-
-    @property
     def rows_first(self) -> bool:
-        """Whether neighbouring CTAs have the same few tokens, not the same rows: a CTA then knows its first rows before
-        it knows how many tokens there are."""
-        return self.few and not self.streams
+        """Whether neighbouring CTAs have the same tokens, not the same rows: weights are read once anyway, and a CTA
+        knows its first rows before it knows how many tokens there are."""
+        return self.tokens <= MOST_ROWS_FIRST and not self.streams
 
     @property
     def early(self) -> int:
         """Stages whose weights are asked for before there are tokens, where a CTA knows its rows by then: all, or, of
         many tokens, so few that it asks for the first tokens as soon as they are there. With scales of blocks that was
         not measured: all."""
-        whole = self.few or self.scale_bytes > 0
+        whole = self.rows_first or self.scale_bytes > 0
         most = self.stages if whole else max(1, EARLY_BYTES // (self.records * self.tile_bytes))
         return min(self.stages, self.steps // self.shape.split, most)
 

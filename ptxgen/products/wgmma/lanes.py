@@ -87,8 +87,8 @@ class LaneCopier(Copier):
         if goes is not None:
             leads = b.op("and.pred", "leads_early", leads, goes)
         for stage in range(self.early):
-            bell, begun = self.ring.full_bells[BELL * stage], self._is_begun(stage, leads)
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=begun)
+            bell = self.ring.full_bells[BELL * stage]
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=leads)
         has_record = b.op("setp.lt.u32", "has_record", self.tasks.lane, at.records)
         if goes is not None:
             b.op("and.pred", has_record, has_record, goes)
@@ -120,7 +120,7 @@ class LaneCopier(Copier):
         if self.has_tile is None:
             b.note("the tokens of the stages whose weights are on their way")
             self._first_tokens(is_first)
-        done = b.op("mul.wide.u32", "early_bytes", of.step, self.begun)
+        done = b.op("mul.wide.u32", "early_bytes", of.step, self.early)
         b.op("add.u64", self.source, self.source, done, pred=is_first)
 
     def _first_tokens(self, pred: Reg) -> None:
@@ -138,8 +138,7 @@ class LaneCopier(Copier):
         opcode, to = (COPY, ()) if every is None else (MULTICAST, (every,))
         for stage in range(self.early):
             place, bell = of.place[stage * self.at.stage_bytes], self.ring.full_bells[BELL * stage]
-            begun = self._is_begun(stage, pred)
-            self.b.op(opcode, place, self.source[stage * bytes], of.size, bell, *to, pred=begun)
+            self.b.op(opcode, place, self.source[stage * bytes], of.size, bell, *to, pred=pred)
 
     def _bring_stage(self, target: Reg) -> None:
         b, ring, source, of = self.b, self.ring, self.source, self.of

@@ -43,12 +43,6 @@ class PackedProduct(Weighted):
         draws=lambda drawn: (False, drawn.get("tokens", 0) > 64),
         doc="CTAs share k of all tiles evenly: a result then depends on how many tokens there are",
     )
-    stages: int = field(
-        default=0,
-        later=True,
-        draws=(0, 2, 3),
-        doc="of the ring, at most; fewer leave room for a CTA of another launch. 0: as many as have room",
-    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     by_row: bool = field(

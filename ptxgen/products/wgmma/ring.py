@@ -46,15 +46,9 @@ class Ring:
         b.op("mov.u32", self.full, self.full_bells)
         b.op("mov.u32", self.empty, self.empty_bells)
 
-    def skip(self, stages: Reg | int, pred: Reg | None) -> None:
+    def skip(self, stages: int, pred: Reg | None) -> None:
         """From the first stage on past so many."""
         b, at = self.b, self.at
-        if isinstance(stages, Reg):
-            b.op("mad.lo.u32", self.offset, stages, at.stage_bytes, self.offset, pred=pred)
-            for bell in (self.full, self.empty):
-                b.op("mad.lo.u32", bell, stages, BELL, bell, pred=pred)
-            self._wrap()
-            return
         if stages == at.stages:
             b.op("xor.b32", self.parity, self.parity, 1, pred=pred)
             return
@@ -68,11 +62,6 @@ class Ring:
         b.op("add.u32", self.offset, self.offset, at.stage_bytes)
         b.op("add.u32", self.full, self.full, BELL)
         b.op("add.u32", self.empty, self.empty, BELL)
-        self._wrap()
-
-    def _wrap(self) -> None:
-        """Behind the last stage, to the first."""
-        b, at = self.b, self.at
         wraps = b.op("setp.eq.u32", scratch(b, "ring_wraps", "pred"), self.offset, at.stages * at.stage_bytes)
         b.op("mov.u32", self.offset, 0, pred=wraps)
         b.op("mov.u32", self.full, self.full_bells, pred=wraps)
