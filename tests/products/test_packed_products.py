@@ -212,6 +212,22 @@ def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, An
         (130, {"n": 256, "k": 1024, "tokens": 96, "gated": True, "activation": "silu", "packed_out": True}),
         (130, {"n": 256, "k": 1024, "tokens": 96, "weights": "e4m3_block", "x_dtype": "e4m3"}),
         (100, {"n": 130, "k": 1024, "tokens": 96, "precision": "exact"}),
+        (8, {"n": 200, "k": 8192, "tokens": 8, "tile_rows": 64, "residual": True, "programmatic": True}),
+        (8, {"n": 256, "k": 8192, "tokens": 8, "tile_rows": 64, "programmatic": True}),
+        (
+            20,
+            {
+                "n": 256,
+                "k": 8192,
+                "tokens": 16,
+                "gated": True,
+                "activation": "silu",
+                "packed_out": True,
+                "tile_rows": 128,
+                "programmatic": True,
+            },
+        ),
+        (7, {"n": 256, "k": 4096, "tokens": 8, "precision": "exact", "indirect": True, "programmatic": True}),
     ],
     ids=str,
 )

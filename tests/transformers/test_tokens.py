@@ -112,6 +112,22 @@ def test_a_window_counts_over_a_cache_that_keeps_all(family: str, made: str, whe
     assert cache.layers[0].keys.shape[2] == 21 + 23
 
 
+@pytest.mark.parametrize("family", ["mistral", "qwen2_moe"])
+def test_a_window_counts_where_torch_computes(family: str) -> None:
+    """One query over a cache that keeps all positions, with gradients, which our kernels do not have."""
+    model = build(family)
+    ids, _ = prompts("cpu", "none")
+    found = []
+    for name in ("eager", "ptxgen"):
+        model.set_attn_implementation(name)
+        cache = transformers.DynamicCache()
+        with torch.no_grad():
+            model(ids, past_key_values=cache)
+        with torch.enable_grad():
+            found.append(model(ids[:, :1], past_key_values=cache).logits.detach())
+    assert torch.allclose(*found, atol=1e-4)
+
+
 def test_queries_that_lie_head_by_head(where: str) -> None:
     """One sequence, a static cache, and rotated queries that a model has put together anew."""
     kind = transformers.GPTNeoXConfig(**{name: n for name, n in BASE.items() if name != "num_key_value_heads"})
