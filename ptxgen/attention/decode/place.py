@@ -11,7 +11,6 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.lines.words import counted
 
-
 MOST_SEQUENCES = 65535  # of a grid's z
 
 
