@@ -9,10 +9,10 @@ A table is a JSON file with one row a line:
 
 Every key before `choose` narrows the row; one that is absent matches everything. `sm` is a row of the plan's `CHIPS`,
 `group` the query heads of a KV head, `kv_dtype` the element type and `kv_bytes` its bytes, `capacity` the first and
-last number of positions that can be visible (`max_len`, or the window where there is one), `batched`, `paged` and
-`programmatic` (the launch) true or false, and so is `invariant`, which is false where it is absent. The first row that
-matches counts: exact rows stand above general ones. `choose` has fields of `Choice`; what it leaves out, and every
-shape that no row names, is decided by the thresholds of the architecture in `models`.
+last number of positions that can be visible (`max_len`, or the window where there is one), `batched`, `paged`,
+`strided` (caches that grow) and `programmatic` (the launch) true or false, and so is `invariant`, which is false where
+it is absent. The first row that matches counts: exact rows stand above general ones. `choose` has fields of `Choice`;
+what it leaves out, and every shape that no row names, is decided by the thresholds of the architecture in `models`.
 
 `products` has rows of the same kind for products with one token on tensor cores (Gemv, NextToken):
 
