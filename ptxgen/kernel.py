@@ -5,6 +5,7 @@ A kernel type is a frozen dataclass; an instance is a *spec*: one specialisation
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -242,7 +243,9 @@ def _named(init: Callable[..., None]) -> Callable[..., None]:
             first = dict(zip(names, args, strict=False))
             if len(args) > len(names) or first.keys() & fields.keys():  # Python's own words are plain there
                 raise
-            reasons = draft(type(spec), first | fields)[1]
+            reasons: tuple[str, ...] = ()
+            with contextlib.suppress(TypeError):  # of rules that compare what is missing
+                reasons = draft(type(spec), first | fields)[1]
             if not reasons:
                 raise
             raise spec_error(type(spec).__name__, reasons) from None
