@@ -9,12 +9,14 @@ WORKERS := $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -g
 # Tests start some hundred processes, which would compile the package each.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Under a minute on two cores: the DSL, the parser, the table, the checks, the committed PTX, documents, a few launches.
+# Under a minute on two cores: the DSL, the parser, the table, the checks, the committed PTX (not once more in another
+# process, which `make test` has), documents, a few launches.
 QUICK := tests/builder tests/lines tests/views/test_line_info.py tests/parser/test_parser.py tests/parser/test_operand_names.py tests/isa/test_isa.py tests/checks \
 	tests/golden/test_golden.py tests/models/test_models.py \
 	tests/package/test_requires.py tests/package/test_targets.py tests/package/test_parity.py \
 	tests/docs/test_links.py tests/benchmarks/test_rows.py \
-	tests/runtime/kv/test_kvcache.py tests/cpu/flow/test_control.py tests/cpu/flow/test_calls.py
+	tests/runtime/kv/test_kvcache.py tests/cpu/flow/test_control.py tests/cpu/flow/test_calls.py \
+	--deselect tests/golden/test_golden.py::test_the_same_bytes_in_any_process_and_hash_seed
 
 .PHONY: test quick sweep mutants coverage lint golden demo ci clean
 

@@ -102,7 +102,9 @@ class Executor:
     """A process with a checkout's package that runs the jobs of a file when asked."""
 
     def __init__(self, checkout: Path, code: str, folder: str, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "PTXGEN_CACHE_DIR": "off"}
+        changed = {"PYTHONPATH": str(checkout), "PTXGEN_CACHE_DIR": "off", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment = kept | changed  # bytecode, so that no first launch compiles a module of either checkout
         self.checkout = checkout
         self.child = subprocess.Popen(
             [sys.executable, "-c", code, f"{folder}/jobs", *arguments], cwd=folder, env=environment, text=True,

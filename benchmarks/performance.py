@@ -6,15 +6,15 @@ attention from the newest run of the whole grid, of the other benchmarks from th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import host_time
-from benchmarks.cases.prefill import is_alone
 from benchmarks.documents import decode as decode_document
 from benchmarks.documents import engines as engines_document
 from benchmarks.documents import model as model_document
+from benchmarks.documents import prefill as prefill_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
 from benchmarks.report.selection import commit_of, newest_rows, rows_alone, rows_elsewhere, span
@@ -40,98 +40,8 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
     return found
 
 
-PREFILL = {
-    "ptxgen": "ours, wgmma",
-    "ptxgen-widened": "ours, widened",
-    "ptxgen-sm_90": "ours, mma.sync of sm_90",
-    "ptxgen-sm_80": "ours, mma.sync",
-    "sdpa-flash": "FlashAttention 2 (torch)",
-    "sdpa-cudnn": "cuDNN (torch)",
-    "sdpa-cudnn, no mask": "cuDNN (torch), no mask",
-    "flashinfer": "FlashInfer",
-}
-PEERS = ("sdpa-flash", "sdpa-cudnn", "flashinfer")
-ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the case of a causal prompt alone has
-
-
-def is_prompt(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of a causal prompt alone, of the heads that all are measured on."""
-    return is_alone(row["case"])
-
-
-def prefill() -> Iterable[str]:
-    """TFLOP/s by heads and length."""
-    rows = load("prefill")
-    cases = by_case(filter(is_prompt, rows))
-    names = [name for name in PREFILL if all(name in impls for impls in cases.values())]
-    lines = []
-    for key, impls in cases.items():
-        case = json.loads(key)
-        heads = f"{case['n_heads']}/{case['n_kv_heads']}/{case['head_dim']}"
-        work = 2 * case["n_heads"] * case["head_dim"] * case["tokens"] ** 2 / 1e6
-        lines.append([heads, str(case["tokens"]), *(f"{work / impls[n]['us']:.0f}" for n in names)])
-    yield (
-        "## Prefill, bf16, causal, TFLOP/s\n\nFor sm_90a on wgmma, for sm_80 on `mma.sync`. Graph nodes over "
-        "inputs beyond the L2 cache, every implementation in rounds of another order each, medians.\n"
-    )
-    yield table(["heads q/kv/dim", "tokens", *(PREFILL[name] for name in names)], lines)
-    ratios = {name: [impls[name]["us"] / impls["ptxgen"]["us"] for impls in cases.values()] for name in names[1:]}
-    said = (f"{PREFILL[name]} {mean(each):.2f}, least {min(each):.2f}" for name, each in ratios.items())
-    yield f"Times ours on wgmma, geometric means: {'; '.join(said)}. {commit_of(rows)}\n"
-    yield from other_prefill([row for row in rows if not is_prompt(row)])
-
-
-def other_prefill(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """TFLOP/s of chunks, batches, pages and whatever else the run has, of those who can."""
-    if not rows:
-        return
-    yield (
-        "The same of other cases: `keys`: the tokens are the last of so many; `lengths` of a batch's sequences, in "
-        "pages of `page_size`; `kv_dtype`: a cache of 8 bits, whose values a peer has in 16; `fp8`: queries become "
-        "e4m3, too; `seconds` without a pause, where power is the limit.\n"
-    )
-    cases = by_case(rows)
-    names = [name for name in PREFILL if any(name in impls for impls in cases.values())]
-    lines = []
-    for key, impls in cases.items():
-        case = json.loads(key)
-        heads = f"{case['n_heads']}/{case['n_kv_heads']}/{case['head_dim']}"
-        more = ", ".join(f"{name} {case[name]}" for name in case if name not in ALONE)
-        rates = (f"{impls[name]['tflops']:.0f}" if name in impls else "" for name in names)
-        lines.append([heads, str(case["tokens"]), more, *rates])
-    yield table(["heads q/kv/dim", "tokens", "", *(PREFILL[name] for name in names)], lines)
-
-
-def prefill_counters() -> Iterator[str]:
-    """What the hardware counts in prefill's main cases."""
-    if "prefill_counters" not in {path.stem for path in RESULTS.glob("*.jsonl")}:
-        return
-    lines = []
-    for row in (rows := load("prefill_counters")):
-        heads = "/".join(str(row["case"][name]) for name in ("n_heads", "n_kv_heads", "head_dim"))
-        shares = (f"{row[name]:.0f} %" for name in ("tensor_percent", "exponentials_percent"))
-        lines.append([heads, str(row["case"]["tokens"]), f"{row['us']:g}", f"{row['GHz']:.2f}", *shares, row["stalls"]])
-    yield (
-        "## Prefill as ncu counts it\n\nShares of cycles in which tensor cores, and the units of exponentials, are "
-        "busy; then what a warp waits for, of its cycles (those whose turn it is not, and the producer's, wait at "
-        f"barriers and for copies). {commit_of(rows)}\n"
-    )
-    yield table(["heads q/kv/dim", "tokens", "µs", "GHz", "tensor cores", "exponentials", "waits"], lines)
-
-
-def in_words(names: Sequence[str]) -> str:
-    """Names in a sentence: A, B and C."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
 def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
-    cases = [
-        {name: row["us"] for name, row in impls.items()}
-        for impls in by_case(filter(is_prompt, load("prefill"))).values()
-    ]
-    best = [min(case[peer] for peer in PEERS if peer in case) / case["ptxgen"] for case in cases]
-    who = in_words([PREFILL[peer] for peer in PEERS if all(peer in case for case in cases)])
     ours = [*newest_rows("prompt"), *rows_alone("prompt")]
     theirs = [*rows_elsewhere("prompt", "llama.cpp", "ptxgen-fast"), *ours]
     peers = {row["case"]["model"]: row for row in theirs if _at_zero(row, "llama.cpp")}
@@ -141,9 +51,7 @@ def standing() -> str:
     names = ", ".join(other)
     runs_of = f" ({names} in different runs)" if other else ""
     return (
-        f"Prefill's attention in bf16, on wgmma, is {mean(best):.2f} times as fast as the best of {who} (geometric "
-        f"mean of {len(best)} cases; least {min(best):.2f}). "
-        f"Prompts of 512 tokens run through whole four-bit models at {span(beside)} times "
+        f"{prefill_document.standing()}Prompts of 512 tokens run through whole four-bit models at {span(beside)} times "
         f"llama.cpp's rate with activations rounded to bf16{runs_of}.\n"
     )
 
@@ -278,8 +186,8 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
     parts += [
         *two_launches(),
         *untuned(),
-        *prefill(),
-        *prefill_counters(),
+        *prefill_document.prefill(),
+        *prefill_document.counters(),
         *small(),
         *launches(),
         *model_document.whole_models(),

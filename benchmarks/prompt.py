@@ -7,7 +7,8 @@
 `us`: from the call to the token after the prompt, on the host's clock, the median. "ptxgen": as `Model`
 is by default; "ptxgen-fast": with precision="fast"; "ptxgen-e4m3": of weights in e4m3, with that. `--work`: the folder
 of a build that `benchmarks.decode_step` made.
-`--first-token`: prompts of 512 to 32768 tokens in bf16, beside transformers with cuDNN's attention.
+`--first-token`: prompts of 512 to 32768 tokens in bf16, beside transformers with cuDNN's attention; of the first model
+over caches of 8 bits, too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ PRECISIONS = {"ptxgen": "exact", "ptxgen-fast": "fast", "ptxgen-e4m3": "e4m3"}
 REPEATS = 5
 FIRST_TOKEN = ("llama-3.2-1b", "llama-3-8b")
 PROMPTS = (512, 4096, 32768)
+CACHES = {"ptxgen-fast, e4m3 cache": "e4m3", "ptxgen-fast, int8 cache": "s8"}  # others are of bf16
 CHUNK = 4096  # positions of a step of the first token's prompts
 Case = dict[str, Any]
 
@@ -83,9 +85,9 @@ def first_token(
     """Rows of a model in bf16, of prompts of several lengths, in chunks."""
     from ptxgen.runtime import Model
 
-    options = {"precision": PRECISIONS[impl], "chunk": chunk}
+    options = {"precision": PRECISIONS[impl.partition(",")[0]], "chunk": chunk}
     room = max(prompts) + chunk
-    model: Model = open_random(models[name], "bf16", room, device, "bf16", **options)
+    model: Model = open_random(models[name], "bf16", room, device, CACHES.get(impl, "bf16"), **options)
     for tokens in prompts:
         prompt = np.random.default_rng(0).integers(0, model.shape.vocab, tokens).tolist()
 
@@ -123,7 +125,8 @@ def tasks(run: Run, device: Device, llama: LlamaCpp | None, given: argparse.Name
         for name in FIRST_TOKEN:
             case = case_of(name, "bf16", max(PROMPTS), 0)
             if chosen((name, "bf16"), given):
-                yield Task(case, "ptxgen-fast", functools.partial(first_token, run, device, name, "ptxgen-fast"), 8)
+                for impl in ("ptxgen-fast", *(CACHES if name == FIRST_TOKEN[0] else ())):
+                    yield Task(case, impl, functools.partial(first_token, run, device, name, impl), 8)
                 if given.transformers:
                     peer = functools.partial(transformers_prompts, run, name, ends)
                     yield Task(case, "transformers-cudnn", peer, 25)
@@ -164,7 +167,7 @@ def main(run: Run, given: argparse.Namespace) -> None:
             llama.stop()
 
 
-IMPLS = (*PRECISIONS, "llama.cpp", "transformers-cudnn", "transformers-cudnn, graph")
+IMPLS = (*PRECISIONS, *CACHES, "llama.cpp", "transformers-cudnn", "transformers-cudnn, graph")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

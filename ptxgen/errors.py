@@ -38,7 +38,7 @@ class ExecutionError(PtxgenError):
     """
 
     def __init__(self, *findings: object) -> None:
-        from ptxgen.finding import Finding
+        from ptxgen.finding import Finding  # no part of `import ptxgen`, for which it would take a millisecond
 
         self.findings = tuple(one if isinstance(one, Finding) else Finding(str(one)) for one in findings)
         super().__init__("\n\n".join(self.findings))

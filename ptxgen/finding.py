@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptxgen.lines.sources import Origin, shown_path
+from ptxgen.places import Origin, shown_path
 
 
 @dataclass(frozen=True, slots=True)

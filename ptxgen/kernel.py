@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError, brief
 from ptxgen.lengths import MOST, Past
-from ptxgen.packages import OURS, admit, failures, load_packages, package_of
+from ptxgen.packages import OURS, admit, failures, load_own, load_packages, own_modules, package_of
 from ptxgen.spec.field_values import slug_word
 from ptxgen.spec.fields import field
 from ptxgen.spec.legality import draft, settle, target_reasons
@@ -279,9 +279,7 @@ def registered() -> Mapping[str, type[KernelType]]:
 
 def kernel_types() -> Mapping[str, type[KernelType]]:
     """Every kernel type by its snake-case name, those of other packages included (`ptxgen.packages`); read-only."""
-    from ptxgen.kernels import load_all
-
-    load_all()
+    load_own()
     load_packages(_REGISTRY)
     return MappingProxyType(dict(sorted(_REGISTRY.items())))
 
@@ -289,13 +287,10 @@ def kernel_types() -> Mapping[str, type[KernelType]]:
 def find_kernel_type(name: str) -> type[KernelType]:
     """The kernel type of a name (`incremental-attention`, `incremental_attention` or `IncrementalAttention`)."""
     import difflib
-    import importlib
-
-    from ptxgen.kernels import module_names
 
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
-    if key not in _REGISTRY and key in module_names():
-        importlib.import_module(f"ptxgen.kernels.{key}")
+    if key not in _REGISTRY and key in own_modules():
+        load_own([key])
     if key not in _REGISTRY:
         load_packages(_REGISTRY)
     if key not in _REGISTRY:

@@ -1,13 +1,17 @@
-"""Kernel types of other packages: found by the entry point group `ptxgen.kernels`, with templates beside their modules.
+"""Where kernel types are found: our own by the names of the modules in `ptxgen/kernels`, those of other packages by the
+entry point group of that name, with templates beside their modules.
 
 A module that cannot be had costs a warning of one sentence; every other kernel type is there all the same.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import pkgutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from pathlib import Path
 
-GROUP = "ptxgen.kernels"
+GROUP = "ptxgen.kernels"  # our folder's name, too
 OURS = "ptxgen"
 _FOLDERS: dict[Path, str] = {}  # where templates lie -> the module that they are beside
 _TRIED: set[str] = set()  # values of entry points
@@ -26,6 +30,17 @@ _FAILED: list[str] = []
 
 class KernelWarning(UserWarning):
     """A module of kernel types that cannot be had."""
+
+
+def own_modules() -> list[str]:
+    """Names of the modules in `ptxgen/kernels`, which are the snake-case names of our kernel types."""
+    return sorted(module.name for module in pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "kernels")]))
+
+
+def load_own(names: Iterable[str] | None = None) -> None:
+    """Import these modules of ours, or every one, so that their kernel types are registered."""
+    for name in own_modules() if names is None else names:
+        importlib.import_module(f"{GROUP}.{name}")
 
 
 def package_of(cls: type) -> str:
@@ -40,16 +55,15 @@ def admit(cls: type, name: str, known: type | None) -> None:
     """
     from pathlib import Path  # slow to import, and needed by packages alone
 
-    from ptxgen.kernels import module_names
-
     where = f"{cls.__module__}.{cls.__qualname__}"
-    owner = f"ptxgen.kernels.{name}" if name in module_names() else known.__module__ if known else cls.__module__
+    owner = f"{GROUP}.{name}" if name in own_modules() else known.__module__ if known else cls.__module__
     if owner != cls.__module__:
         raise SpecError(f"{where}: another kernel type is called {name}, in {owner}; give the class another name")
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     beside = Path(file).resolve().parent if file else None
+    ours = templates_folder().resolve()  # beside a module in the root of a checkout, too
     for folder in (beside, beside / "templates") if beside else ():
-        if folder not in _FOLDERS and folder.is_dir():
+        if folder not in _FOLDERS and folder.is_dir() and folder.resolve() != ours:
             for template in sorted(folder.glob("*.ptx.j2")):
                 if taken := find_template(template.name):
                     raise SpecError(f"{where}: another template is called {template.name}, {taken}; rename {template}")

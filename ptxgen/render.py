@@ -34,9 +34,10 @@ from ptxgen.lines.bytecode import kept
 from ptxgen.lines.macros import MacroFile
 from ptxgen.lines.marks import LineMarks, marked_lines
 from ptxgen.lines.placement import placement
-from ptxgen.lines.sources import Placed, Run, shown_path
+from ptxgen.lines.sources import Placed, Run
 from ptxgen.lines.words import counted
 from ptxgen.packages import OURS, package_of, template_folders, templates_folder
+from ptxgen.places import shown_path
 
 TEMPLATES = templates_folder()
 _WIDTH = 110

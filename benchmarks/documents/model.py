@@ -201,7 +201,7 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     yield (
         "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
         "warps of a CTA, tiles on their way, CTAs. 1536×8960 has 96 records of 16 rows for 132 multiprocessors, and "
-        "none of seven geometries is better there by 3 %.\n"
+        "none of some 35 geometries is better there by 3 %.\n"
     )
     heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
     yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))
@@ -292,6 +292,37 @@ are of the other way.
 Exact batches in bf16 of llama-3-8b, 8 sequences at depth 512: q, k and v in one product, and the last product of a
 layer not launched programmatically (36.9 µs so, 28.9 else), 4242 instead of 4584. In `fast` two CTAs that share k of
 gate and up take 57.0 where one takes 61.6. Twice transformers' speed would be 3980: 0.84 of the read.
+
+The same step on PackedGemm, `fast` (4154 to 4213 from run to run; its read 3404), and what was tried there, µs of the
+step:
+
+- Launches left out, the rest as it is (4213): packing for q, k and v 4188, for the product after attention 4222, for
+  gate and up 4158, the append 4160, attention 3978. What stands between products is hidden by weights that are asked
+  for before the wait; fusing all of it gains 3 % at most. Products alone, one after the other, take 56.6, 28.5, 13.9
+  and 10.8 where those of one token take 53.2, 27.9, 13.0 and 9.0.
+- Rings that leave room for a CTA of the next launch, the append launched programmatically (4149 with 11 of 12 stages
+  after attention): 8, 6 and 4 of 12 stages after attention 4136, 4119 and 4197, 9, 6 and 4 of 12 for `down_proj` 4116,
+  4332 and 4274, 2 of 3 for gate and up 4298 (4074 with 3), 5, 4 and 3 of 6 for q, k and v 4065, 4065 and 4164 (4074
+  with 6). At depth 4096 that step takes 5134 instead of 4961; without the append's part of it fewer stages gain nothing
+  (4150 to 4164, plain 4154).
+- Attention that begins beside a product has the L1 cache that the product's ring leaves, 28 KB. With 58 % of it for
+  shared memory (`PREFERRED_SHARED_MEMORY_CARVEOUT` of attention), 6 stages after it, 9 for `down_proj` and the append
+  launched programmatically, the step takes 4116 instead of 4205 at depth 512, 4942 instead of 5035 at 4096. One
+  measurement; launches cannot ask for that yet. Without the append's part 4211 to 4218; all launches with as much
+  shared memory as there is 4241 instead of 4211, all but attention 4215; with 32 sequences 4997 and 5020 instead of
+  4960.
+- k shared out evenly, in tiles of 64 or 128 rows: for gate and up 4161 to 4229, for q, k and v 4197 to 4277, for
+  `down_proj` 4172, after attention 4177 (each beside 4119 to 4213), for the head 4117 to 4124 (4117 without); clusters
+  of four for q, k and v 4200, gate and up by one CTA for all of k 4188, in tiles of 256 rows 4241.
+- A tile of k a stage instead of two: after attention 4164 instead of 4205, elsewhere 4197 to 4224. Of 32 sequences,
+  where gate and up then have five stages instead of two in each of two CTAs, 4871 instead of 4960 at depth 512, 8318
+  instead of 8396 at 4096: there it is so now; q, k, v and `down_proj` 4994.
+- Exact on PackedGemm 4444 to 4491 where Gemm takes 4263.
+
+64 tokens launched plainly, in bf16, are behind cuBLAS in small shapes whatever the tile (rows, CTAs that share k):
+2048×2048 7.65 (128 rows, 4) and 7.94 (64, 2) beside 6.72, 3072×2048 7.61 beside 6.94, 4096×4096 12.52 beside 11.91,
+16384×2048 20.3 beside 19.8; launched programmatically 5.31, 6.50, 11.17 and 18.09. 6144×4096 16.69 beside 16.93,
+28672×4096 62.3 beside 62.8, 2048×8192 13.40 beside 14.50, 4096×14336 32.3 beside 36.4.
 
 In the step of one sequence at depth 4096 (1587), other plans of attention (clusters of 1, 4 and 8, 264 CTAs, four
 warps) are 0.3 to 6 % slower, 12 warps for gate and up 1.3 %, other CTAs for the products after attention 0.4 to 5 %.

@@ -22,7 +22,8 @@ from benchmarks.peers.transformers_step import random_model
 from benchmarks.report.rows import RESULTS
 from benchmarks.report.sentence import show_help
 
-REPEATS = 5
+REPEATS, FEWER = 5, 2
+LONG = 4096  # tokens: longer prompts are repeated less often
 
 
 def measured(model: str, tokens: Sequence[int], seconds: float) -> Iterator[dict[str, Any]]:
@@ -56,7 +57,7 @@ def main(model: str, lengths: Sequence[int]) -> None:
             row: dict[str, Any] = {"tokens": tokens, "impl": impl}
             try:
                 with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                    row["us"] = _us(prepare(forward))
+                    row["us"] = _us(prepare(forward), REPEATS if tokens <= LONG else FEWER)
             except Exception as wrong:
                 row["why"] = f"{type(wrong).__name__}: {wrong}"[:300]
             print(json.dumps(row), flush=True)
@@ -82,11 +83,11 @@ def _graph(forward: Callable[[], Any]) -> Callable[[], int]:
     return call
 
 
-def _us(call: Callable[[], int]) -> float:
+def _us(call: Callable[[], int], repeats: int) -> float:
     """Microseconds of a call, to the token on the host: the median."""
     call()
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         call()
         times.append((time.perf_counter() - began) * 1e6)

@@ -86,13 +86,13 @@ class Cache:
 
     @property
     def k(self) -> RowLayout:
-        """K's rows."""
+        """The layout of K's rows."""
         problem = self.problem
         return RowLayout(problem.qk_dim, problem.kv_dtype, problem.qk_dim, self._side_by_side)
 
     @property
     def v(self) -> RowLayout:
-        """V's rows."""
+        """The layout of V's rows."""
         problem = self.problem
         pitch = problem.qk_dim if problem.v_in_k else problem.v_dim
         return RowLayout(problem.v_dim, problem.kv_dtype, pitch, self._side_by_side)

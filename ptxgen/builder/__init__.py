@@ -18,7 +18,8 @@ from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
 from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Sink
 from ptxgen.errors import IsaError
 from ptxgen.isa import Slot, lookup, special_register, storage_type
-from ptxgen.lines.sources import Origin, Site, places
+from ptxgen.lines.sources import Site, places
+from ptxgen.places import Origin
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target
@@ -165,12 +166,13 @@ class Builder(Declarations):
             raise self._error(f"%{name}: no such special register")
         return Reg(name, found.type)
 
-    def ld_param(self, name: str) -> Reg:
-        """Load a parameter into the register of its name; a pointer becomes a global-space address."""
+    def ld_param(self, name: str, into: str = "") -> Reg:
+        """Load a parameter into the register of its name, or the one named `into`; a pointer becomes a global-space
+        address."""
         if name not in self.params:
             raise self._error(f"parameter {name!r} is not declared; there are {', '.join(self.params)}")
         param = self.params[name]
-        value: Reg = self.op(f"ld.param.{param.ptx_type}", name, Addr(f"{name}_param"))
+        value: Reg = self.op(f"ld.param.{param.ptx_type}", into or name, Addr(f"{name}_param"))
         if param.kind != "scalar":
             self.op("cvta.to.global.u64", value, value)
         return value

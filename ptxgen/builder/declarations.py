@@ -75,7 +75,7 @@ class Declarations(ABC):
         return self.registers[name]
 
     def array(self, name: str, type: str, count: int) -> RegArray:
-        """Declare `%name<count>`."""
+        """Declare `count` registers `%name0` … of a type; the name must be new."""
         self._check_name(name)
         given, name = name, self._prefix + name
         made = RegArray(name, type, count)

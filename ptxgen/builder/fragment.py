@@ -8,7 +8,8 @@ from itertools import pairwise
 from types import CodeType
 
 from ptxgen.errors import TemplateError
-from ptxgen.lines.sources import Place, Site, places
+from ptxgen.lines.sources import Site, places
+from ptxgen.places import Place
 
 _CHAPTER = 4  # lines; what is shorter needs no heading
 _TITLE = 90  # characters at most

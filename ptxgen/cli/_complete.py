@@ -30,7 +30,7 @@ def choices_of(cls: type[KernelType], field: str) -> Completion:
 
 
 def weight_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Weight formats."""
+    """Names of weight formats that begin so, for a shell."""
     from ptxgen.weights import weight_formats
 
     return [name for name in weight_formats() if name.startswith(incomplete)]

@@ -34,5 +34,5 @@ class Case:
 
 
 def golden_file(spec: KernelType, where: Target) -> str:
-    """`<target>/<kernel_type>/<slug>.ptx`."""
+    """Where a golden lies below its root: `<target>/<kernel_type>/<slug>.ptx`."""
     return f"{where}/{spec.kernel_name}/{spec.slug}.ptx"

@@ -30,3 +30,14 @@ def wait_for_producer(b: Builder, programmatic: bool) -> None:
             depend(b)
     else:
         b.without("depends")
+
+
+def release_and_wait(b: Builder, programmatic: bool) -> None:
+    """The same in two fragments: `release` lets the next kernel start, `depends` waits for the one before."""
+    if not programmatic:
+        b.without("release", "depends")
+        return
+    with b.fragment("release", "the next kernel may start"):
+        b.op("griddepcontrol.launch_dependents")
+    with b.fragment("depends"):
+        b.op("griddepcontrol.wait")

@@ -12,7 +12,7 @@ CTA_THREADS = 128  # enough to hide a load, few enough that one token spreads ov
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Rounded up."""
+    """a / b, rounded up."""
     return -(-a // b)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
-from ptxgen.idioms.programmatic import programmatic_rules
+from ptxgen.idioms.programmatic import programmatic_rules, release_and_wait
 from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
@@ -135,13 +135,7 @@ class DigitGemm(Weighted):
         requests = stream.request()
         units.make(stream.lane, stream.warp)
         units.clear(stream.thread, stream.rank)
-        if self.programmatic:
-            with b.fragment("release", "the next kernel may start"):
-                b.op("griddepcontrol.launch_dependents")
-            with b.fragment("depends"):
-                b.op("griddepcontrol.wait")
-        else:
-            b.without("release", "depends")
+        release_and_wait(b, self.programmatic)
         tokens = self._tokens(b, at)
         units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.k // layout.UNIT)
         results = TokenResults(b, spec, at, units.vector)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
@@ -107,7 +107,7 @@ class IncrementalAttention(KernelType):
         r"/l48_d80.* barrier .*%tile_next, %tile_next": "does not matter: so short a cache has no third tile",
         r"/l48_d80.* barrier .*%tile_next, %tile;": "the relaxed loads behind it may be flags",
     }
-    goldens = (
+    goldens: ClassVar[tuple[Mapping[str, object], ...]] = (
         dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),
         dict(max_len=128, head_dim=8, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
         dict(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
@@ -23,6 +24,7 @@ from ptxgen.attention.prefill.wgmma.tile import (
     tile_of,
 )
 from ptxgen.attention.prefill.wgmma.widened import COUNTERS
+from ptxgen.attention.prefill.wgmma.worth import is_worth_it
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
@@ -87,9 +89,9 @@ class MultiHeadAttention(KernelType):
     `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
     scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
     multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
-    then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256): one sequence's keys
-    and values of 8 bits become 16-bit ones in workspaces first, of four bytes for each element of a key, once for all
-    tokens: for long prompts.
+    then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and
+    values of 8 bits that some token sees become 16-bit ones first, once for all tokens, in workspaces that are as large
+    as a 16-bit cache of the same shape: for many tokens (`fastest` judges), and the output is that over such a cache.
     """
 
     bundled_as = "prefill"
@@ -135,7 +137,7 @@ class MultiHeadAttention(KernelType):
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 37},
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_80", "sm_90", "sm_90a")
-    golden_lines = 1200  # on wgmma, which has two loops and two roles
+    golden_lines = 1400  # on wgmma, which has two loops and two roles
     unreported = {
         r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
         r"_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",
@@ -150,7 +152,7 @@ class MultiHeadAttention(KernelType):
         r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",
         r" wait .*%[kv]_skipped_over": "does not matter: the other of the pair waits for it, and has its turn first",
     }
-    goldens = (
+    goldens: ClassVar[tuple[Mapping[str, object], ...]] = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
         dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),
@@ -181,7 +183,11 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, fp8=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, scale=24.0),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True, widened=True),
-    )
+        dict(
+            head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=80, batched=True, page_size=16, window=20,
+            widened=True,
+        ),
+    )  # fmt: skip
 
     def rules(self) -> Iterator[str]:
         yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
@@ -224,8 +230,8 @@ class MultiHeadAttention(KernelType):
                 f"widened: is of 16-bit queries over keys of 8 bits, without fp8 (got q_dtype={self.q_dtype}, "
                 f"kv_dtype={self.kv_dtype}, fp8={self.fp8}; nearest: False)"
             )
-        if self.widened and (self.batched or self.ring):
-            yield f"widened: takes one sequence in rows (got batched={self.batched}, ring={self.ring}; nearest: False)"
+        if self.widened and self.ring:
+            yield f"widened: takes no ring (got ring={self.ring}, widened=True; nearest: False)"
 
     def _fp8_rules(self) -> Iterator[str]:
         if self.kv_dtype != e4m3 or self.q_dtype.bits != 16:
@@ -260,6 +266,17 @@ class MultiHeadAttention(KernelType):
         cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
         return Attention(Variant.of(self, self.head_dim), cache)
 
+    def fastest(self, target: Target, tokens: int, keys: int, sequences: int = 1) -> MultiHeadAttention:
+        """The same attention, `widened` where that is to be had and `tokens` queries in all, the last of so many `keys`
+        of each sequence, are sooner done so."""
+        if self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.ring:
+            return self
+        wide = replace(self, widened=True)
+        if not runs_on_wgmma(wide.prefill, target):
+            return self
+        either = runs_on_wgmma(self.prefill, target)
+        return wide if not either or is_worth_it(wide.prefill, tokens, keys, sequences) else self
+
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
     def params(self) -> tuple[Param, ...]:
@@ -268,8 +285,8 @@ class MultiHeadAttention(KernelType):
         out = [problem.q(), *attention.cache.params(""), *attention.variant.params(problem)]
         out += problem.outputs(lse=self.lse)
         if self.widened:
-            rows = (self.n_kv_heads, self.max_len or "n_keys", self.head_dim)
-            out += [workspace(f"wide_{x}", self.compute_dtype, *rows) for x in "kv"]
+            rows = attention.cache.extents
+            out += [workspace(f"wide_{x}", self.compute_dtype, *rows, self.head_dim) for x in "kv"]
             out.append(workspace("widening", u32, COUNTERS, align=4, zeroed=True))
         if self.batched:
             starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")
@@ -317,7 +334,8 @@ class MultiHeadAttention(KernelType):
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
         if isinstance(tile, WgmmaTile):
-            shape = grid3(f"min({CHIP_SMS}, {ctas})"), (tile.threads, 1, 1), tile.shared_bytes
+            most = CHIP_SMS if self.widened else f"min({CHIP_SMS}, {ctas})"  # those without rows widen keys, too
+            shape = grid3(most), (tile.threads, 1, 1), tile.shared_bytes
         else:
             shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
         return Launch(*shape, programmatic=self.programmatic)

@@ -64,7 +64,7 @@ class NextToken(KernelType):
 
     @property
     def product(self) -> Gemv:
-        """The product alone."""
+        """The product of the head, as a kernel of its own."""
         return Gemv(
             n=self.n, k=self.k, weights=self.weights, norm=self.norm, eps=self.eps, norm_offset=self.norm_offset,
             programmatic=self.programmatic,

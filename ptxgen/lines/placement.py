@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ptxgen.lines.sources import Place
 from ptxgen.packages import find_template
+from ptxgen.places import Place
 
 
 def placement(template: str, name: str) -> Place | None:

@@ -39,6 +39,7 @@ def step_program(
     pages: int = 0,
     precision: str = "exact",
     page_layout: str = "hnd",
+    widened: bool = True,
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the
@@ -48,7 +49,8 @@ def step_program(
     axes. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision` of several
     rows: "exact" as f32 is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3
     before products with weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others;
-    up to eight rows before K-quants stay exact.
+    up to eight rows before K-quants stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch
+    memory for a layer's keys and values in 16 bits, where that is faster.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -75,6 +77,7 @@ def step_program(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
         programmatic=programmatic, batch_invariant=batch_invariant and step == "batch", choice=choice, rings=rings,
         page_size=page_size, pages=pages, page_layout=page_layout, precision=precision,
+        widened=widened,
     )  # fmt: skip
     made.make()
     return made.program()

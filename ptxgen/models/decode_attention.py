@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
+from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.products import QKV, STACK, Products
 from ptxgen.models.program import Ref
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
+from ptxgen.targets import target as parse_target
 
 MANY_KEYS = 8192  # elements of a position of all sequences: 8 of llama-3-8b, 32 of TinyLlama 1.1B or Qwen2.5 1.5B
 
@@ -28,6 +30,7 @@ class AttentionOfStep(Products):
     page_size: int
     pages: int
     page_layout: str
+    widened: bool
 
     def _length(self) -> str:
         """How long sequences are with this step's tokens."""
@@ -110,11 +113,14 @@ class AttentionOfStep(Products):
         return Ref(q)
 
     def _attended(self) -> DType:
-        """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
+        """The type of a prompt's queries and of what attention makes of them: the cache's, or bf16 over a cache of 8
+        bits, where that is fast."""
         kinds, width = self._kinds("o_proj"), self.model.q_width
         packs = self.packs(kinds, width) and not (self.digits(kinds, width) or self.integers(kinds, width))
         narrow = self.precision != "exact" and self.step == "prefill" and packs
-        return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
+        if not narrow or self.kv_dtype.bits > 16:
+            return f32
+        return self.kv_dtype if self.kv_dtype.bits == 16 else bf16
 
     def _qkv(self, x: str) -> list[Ref]:
         """Queries, keys and values of a layer, normed where the family norms them."""
@@ -183,6 +189,7 @@ class AttentionOfStep(Products):
             kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
             given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
+            how["widened"] = self.widened and self.kv_dtype.bits == 8 and self._widens(attention)
         elif self.step == "batch":
             how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
             sizes = {"batch": self.rows} | self._paged()
@@ -190,6 +197,13 @@ class AttentionOfStep(Products):
         else:
             given |= caches | {"seq_len": self._length()}
         self.op(kernel, "attention", given, sizes, **attention.fields(kernel, **how))
+
+    def _widens(self, attention: Attention) -> bool:
+        """Whether a prompt's keys and values of 8 bits become 16-bit ones in scratch memory first: judged by the last
+        of a full cache's steps, which takes longest."""
+        spec = attention.spec("multi_head_attention", indirect=True)
+        assert isinstance(spec, MultiHeadAttention)
+        return spec.fastest(parse_target(self.target), self.rows, self.model.shape.max_len).widened
 
     def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
         """Add a product to the residual stream, normed before where the family does that."""

@@ -43,7 +43,7 @@ class ReferenceModel:
 
     @property
     def length(self) -> int:
-        """Positions held."""
+        """How many positions its cache holds."""
         return len(self._cache[0][0])
 
     def rollback(self, position: int) -> None:

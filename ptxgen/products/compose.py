@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxgen.builder import Builder
-from ptxgen.idioms.programmatic import depend
+from ptxgen.idioms.programmatic import depend, release_and_wait
 from ptxgen.products import mma
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
@@ -70,13 +70,7 @@ def _build_stream(
     requests = stream.request()
     stage = Prepare(b, spec, at)
     stage.request_norm(stream.thread)
-    if spec.programmatic:
-        with b.fragment("release", "the next kernel may start"):
-            b.op("griddepcontrol.launch_dependents")
-        with b.fragment("depends"):
-            b.op("griddepcontrol.wait")
-    else:
-        b.without("release", "depends")
+    release_and_wait(b, spec.programmatic)
     items = stage.build(stream)
     epilogue = make_epilogue(b, spec, at)
     turns = epilogue.build_stream(stream, requests, stage)

@@ -19,11 +19,11 @@ class Multiplied(Protocol):
 
     @property
     def n(self) -> int:
-        """Outputs."""
+        """Rows of the matrix: outputs of a token."""
 
     @property
     def k(self) -> int:
-        """Columns."""
+        """Columns of the matrix: elements of a token."""
 
     @property
     def bias(self) -> bool:

@@ -21,7 +21,7 @@ class Heads(kv_cache.CacheSpec, Protocol):
 
     @property
     def n_heads(self) -> int:
-        """Heads of q."""
+        """Query heads."""
 
     @property
     def n(self) -> int:

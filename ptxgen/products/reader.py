@@ -84,12 +84,12 @@ class TileReader:
         return place
 
     def go_to(self, b: Builder, record: Reg, pred: Reg | Not | None = None) -> None:
-        """To a record."""
+        """Point at the first tile of a record."""
         for pattern, base in self.bases.items():
             b.op("mad.wide.u32", self.at[pattern], record, self.pitch, base, pred=pred)
 
     def advance(self, b: Builder, tiles: int) -> None:
-        """So many tiles on in the same record."""
+        """Move the pointers on by so many tiles of the same record."""
         for pattern, at in self.at.items():
             if pattern.step:
                 b.op("add.u64", at, at, tiles * pattern.step)

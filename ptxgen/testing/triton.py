@@ -40,7 +40,7 @@ class Array:
         return int(self.array.strides[axis] // self.array.itemsize)
 
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return int(self.array.size)
 
 

@@ -40,7 +40,7 @@ def attention(
     if reason:
         warn_once(f"ptxgen attention: {reason}; this runs through sdpa")
         mask = attention_mask
-        if are_bounds(mask) or (mask is None and (causal and query.shape[2] > 1)):
+        if are_bounds(mask) or (mask is None and causal and (query.shape[2] > 1 or window)):
             mask = visible(mask, query.shape[2], key.shape[2], window, causal, query)
         return _in_torch(query, key, value, mask, dropout, scale, cap, s_aux, position_bias), None
     run = attend if torch.compiler.is_compiling() else attend_now

@@ -8,7 +8,10 @@ shape because not all models tell their attention of it, and values lie on the d
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,17 +37,24 @@ def bounds_mask(
     **options: Any,
 ) -> Tensor | None:
     """The bounds, where the mask is causal, with a window or not, and padding lies on the left; else what sdpa takes:
-    bool `[batch, 1, q_length, kv_length]`. Arguments are those of `transformers.masking_utils.sdpa_mask`.
+    bool `[batch, 1, q_length, kv_length]`. Arguments are those of `transformers.masking_utils.sdpa_mask`. Models that
+    attend by code of their own add what eager attention takes.
 
     A padding mask is read on the host, unless torch traces or captures: then it must have its padding on the left.
     """
+    if attends_itself(type(options.get("config"))):
+        added: Tensor | None = masking_utils.eager_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size=local_size,
+            use_vmap=use_vmap, device=device, **options,
+        )  # fmt: skip
+        return added
     bidirectional = "allow_is_bidirectional_skip" in options
     plain = not (use_vmap or bidirectional) and _is_plain(mask_function, q_length, local_size, options.get("config"))
     if plain:
         end = q_offset + (q_length - kv_offset)
         first = _first_keys(attention_mask, kv_length, kv_offset, end)
         if first is not False:
-            window = 0 if local_size is None or (local_size >= kv_length or q_length == 1) else local_size
+            window = 0 if local_size is None or local_size >= kv_length else local_size
             bounds = _bounds(batch_size, kv_length, end, first, device)
             if bounds is None and window:
                 bounds = torch.empty(batch_size, 1, 1, 0, dtype=torch.int32, device=device)
@@ -55,6 +65,25 @@ def bounds_mask(
         allow_is_causal_skip=False, use_vmap=use_vmap, device=device, **options,
     )  # fmt: skip
     return mask
+
+
+@torch.compiler.assume_constant_result
+def attends_itself(config: type) -> bool:
+    """Whether models of this configuration never ask which attention to use: what they do with a mask is their own,
+    and ours says nothing to them. One warning says so."""
+    return attends_itself_by(config)
+
+
+@cache
+def attends_itself_by(config: type) -> bool:
+    models = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
+    if models is None or models.__name__ == config.__module__ or hasattr(models, "ALL_ATTENTION_FUNCTIONS"):
+        return False
+    parts = getattr(config, "sub_configs", {}).values()
+    if any(part.__module__ != config.__module__ for part in parts):  # those attend, by their own modules' code
+        return False
+    warnings.warn(f"ptxgen attention: {models.__name__} attends by itself; our kernels are not used", stacklevel=4)
+    return True
 
 
 def are_bounds(mask: Tensor | None) -> bool:

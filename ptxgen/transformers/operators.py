@@ -332,7 +332,7 @@ def _prefill_bounded(
         sinks=sinks is not None,
     )
     starts = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=query.device)
-    tensors = {"q": query.transpose(1, 2).reshape(batch * queries, heads, dim), "k": key, "v": value}
+    tensors = {"q": query.transpose(1, 2).contiguous().view(batch * queries, heads, dim), "k": key, "v": value}
     tensors |= {"out": out.view(batch * queries, heads, dim), "q_starts": starts, "kv_lens": lengths}
     if sinks is not None:
         tensors["sinks"] = sinks

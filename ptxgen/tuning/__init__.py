@@ -100,7 +100,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Shape:
-    """What rows are matched against; see the module's text."""
+    """What the conditions of a row are matched against, by their names in the table."""
 
     sm: str
     head_dim: int

@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.checks import check
-from ptxgen.lines.sources import Origin, Place, SourceMap, remember
+from ptxgen.lines.sources import SourceMap, remember
 from ptxgen.nodes import Module, instructions
 from ptxgen.parser import parse
+from ptxgen.places import Origin, Place
 from ptxgen.requires import Requirements, requirements
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ _USED: Final = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"
 
 
 class Tensor(ctypes.Structure):
-    """DLTensor."""
+    """DLPack's DLTensor."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -53,13 +53,13 @@ class Tensor(ctypes.Structure):
 
 
 class Plain(ctypes.Structure):
-    """DLManagedTensor."""
+    """DLPack's DLManagedTensor, before version 1."""
 
     _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned."""
+    """DLPack's DLManagedTensorVersioned, from version 1 on."""
 
     _fields_ = [
         ("major", ctypes.c_uint32),

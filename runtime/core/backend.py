@@ -136,7 +136,7 @@ class Function(Protocol):
 
 
 class Code(Protocol):
-    """A loaded module."""
+    """A module that a device has loaded, of one text."""
 
     @property
     def origin(self) -> str:

@@ -47,7 +47,7 @@ class CpuFunction:
 
 
 class CpuCode:
-    """A loaded program."""
+    """A text that the executor has loaded: the device's `Code`."""
 
     def __init__(self, device: CpuDevice, program: Program) -> None:
         self.device, self.program = device, program

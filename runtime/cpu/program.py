@@ -63,7 +63,7 @@ class Program:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """A free lock."""
+        """Take a free lock: another thread may have held the old one when the process was forked."""
         self._lock = threading.Lock()
 
     @classmethod

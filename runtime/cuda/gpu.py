@@ -25,9 +25,11 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 class Gpu(CudaContext, BufferDevice):
     """See `CudaDevice`, which owns these parts.
 
-    `shared_limit`: bytes of shared memory that a CTA may have; `native_launch`: the driver's cuLaunchKernelEx.
+    `multiprocessors`: how many it has; `shared_limit`: bytes of shared memory that a CTA may have; `native_launch`: the
+    driver's cuLaunchKernelEx.
     """
 
+    multiprocessors: int
     shared_limit: int
     native_launch: Any
 

@@ -31,7 +31,7 @@ class Attribute(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The driver's CUlaunchConfig, as cuLaunchKernelEx takes it."""
 
     _fields_ = [
         ("grid", ctypes.c_uint * 3),
@@ -176,9 +176,7 @@ def check_geometry(device: Gpu, function: CudaFunction, geometry: Geometry) -> N
 def _check_together(device: Gpu, function: CudaFunction, geometry: Geometry) -> None:
     """Ask the driver how many CTAs a multiprocessor holds: CTAs that wait for others need all of them on the device."""
     name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-    held = int(device.call(name, function.raw, geometry.threads, geometry.shared)) * device.attribute(
-        "MULTIPROCESSOR_COUNT"
-    )
+    held = int(device.call(name, function.raw, geometry.threads, geometry.shared)) * device.multiprocessors
     ctas = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
     if held < ctas:
         raise SpecError(

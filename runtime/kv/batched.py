@@ -11,6 +11,7 @@ from ptxgen.errors import CapacityError, CudaError, SpecError, brief
 from ptxgen.models.attention import program_of
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step
+from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.core.stream_order import after_others
 from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows, scatter
@@ -230,6 +231,11 @@ class BatchedKvCache:
         _ = self._held
         for layer in range(self.n_layers):
             self.rings.check("BatchedKvCache.set_length", layer, length, int(self._written[at]))
+        self._put_length(at, length, where)
+        self._written[at] = max(length, self._written[at]) if length else 0
+
+    def _put_length(self, at: int, length: int, where: Stream | None) -> None:
+        """`set_length` without a look at what rings hold."""
         if self.pages is not None:
             self.pages.reserve({at: length})
         if self._stepping[at]:
@@ -239,7 +245,6 @@ class BatchedKvCache:
         if self.pages is not None:
             self.pages.shrink(at, length)
         self._lengths[at] = length
-        self._written[at] = max(length, self._written[at]) if length else 0
 
     def rollback(self, slot: int, position: int, stream: object = None) -> None:
         """Forget the positions of a slot from `position` on, as `set_length` does; never lengthens it."""
@@ -329,7 +334,15 @@ class BatchedKvCache:
             told = [self._told, *([] if self.pages is None else [self.pages.buffer])]
             moved = [b for held in (*sources, *targets) for b in held.values()]
             after_others(where, (b.allocation for b in told + moved))
-        self.set_length(slot, length, where)
+        if layer is not None:  # the other layers keep their rows, which must serve this length
+            self.set_length(slot, length, where)
+        else:
+            self._put_length(slot, length, where)
+            self._written[slot] = length
+        written = [
+            cache._written[i] for i in layers if self.rings.sizes[i]
+        ]  # also behind the length: a rolled back one
+        self._written[slot] = max(int(self._written[slot]), *written, 0)
         if self.pages is not None:
             self.pages.upload(where)
         for i, source, target in zip(layers, sources, targets, strict=True):

@@ -107,7 +107,7 @@ class Sequenced:
         return self.steps.cache
 
     def reset(self) -> None:
-        """Forget the sequence."""
+        """Forget the sequence: its length is 0."""
         self.rollback(0)
 
     def rollback(self, position: int) -> None:

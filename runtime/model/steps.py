@@ -47,13 +47,16 @@ class Steps:
     ) -> None:
         self.device, self.source, self.spec, self.precision = device, source, source.spec, precision
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
-        self.rings = chunk if rings else 0
+        self.rings, self.widened = chunk if rings else 0, True
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
         if persistent:
             from ptxgen.runtime.model.resident import resident
 
             decode = resident(device, decode)
         if weights is None:
+            if not _has_room(device, plan_of(decode, prefill)):
+                self.widened = False  # a layer of the cache in 16 bits only saves time
+                prefill = self.program("prefill", chunk)
             _fits(device, plan_of(decode, prefill), self.spec.shape.max_len)
         self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.spec.shape
@@ -73,7 +76,7 @@ class Steps:
         program = step_program(
             self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype,
             target=self.device.target.name, programmatic=self.overlaps, precision=self.precision,
-            **{"rings": self.rings, **options},
+            widened=self.widened, **{"rings": self.rings, **options},
         )  # fmt: skip
         return fitted(program, getattr(self.device, "multiprocessors", None))
 
@@ -105,11 +108,17 @@ class Steps:
         return Step(self.device, program, buffers, self.arena)
 
 
+def _has_room(device: Device, plan: MemoryPlan) -> bool:
+    """Whether the device's free memory holds all, or is not known: a system that does not say is not asked."""
+    free = device.memory().available
+    return plan.total <= free or not free
+
+
 def _fits(device: Device, plan: MemoryPlan, max_len: int) -> None:
     """Raise `CapacityError` for what the device's free memory does not hold, before anything is allocated."""
-    free = device.memory().available
-    if plan.total <= free or not free:  # a system that does not say is not asked
+    if _has_room(device, plan):
         return
+    free = device.memory().available
     parts = f"weights {plan.weights:,}, cache of {max_len} positions {plan.cache:,}, scratch {plan.scratch:,}"
     said = f"Model: needs {plan.total:,} bytes ({parts}), and {device.name} has {free:,} free"
     fitting = max_len * (free - plan.total + plan.cache) // plan.cache  # what else there is grows less

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,11 +124,14 @@ def test_waits_and_fences_that_are_left_out(kind: str) -> None:
         {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150, "head_dim": 48},
         {"max_len": 150, "window": 20, "sinks": True},
         {"max_len": 150, "causal": False, "soft_cap": 5.0},
+        {"max_len": 150, "batched": True},
+        {"max_len": 150, "batched": True, "page_size": 16, "causal": False},
+        {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30, "head_dim": 64},
     ],
     ids=str,
 )
 def test_widened(mode: str, kind: str, fields: dict[str, Any]) -> None:
-    sizes = {"n_tokens": 90, "n_keys": 140}
+    sizes = {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 30}
     attend(mode, sizes, sign=-1.0, widened=True, **KINDS[kind], **fields)
 
 
@@ -145,11 +149,87 @@ def test_lengths_around_blocks_that_are_widened(kind: str) -> None:
         attend("fast", sizes, widened=True, max_len=200, **KINDS[kind])
 
 
+def batch(lengths: list[tuple[int, int]], one: MultiHeadAttention) -> dict[str, Any]:
+    """Arguments of a batch of sequences of so many tokens and keys, NaN behind each, and its `sizes`."""
+    tokens = sum(max(0, q_len) for q_len, _ in lengths)
+    sizes = {"n_tokens": tokens + 3, "batch": len(lengths), "pages": 14 * len(lengths)}
+    given = one.example(np.random.default_rng(2), **sizes)
+    given["q_starts"] = np.cumsum([0, *(q_len for q_len, _ in lengths)]).astype(np.int32)
+    given["kv_lens"] = np.array([kv_len for _, kv_len in lengths], np.int32)
+    if one.page_size:
+        pages = np.random.default_rng(3).permutation(given["k"].shape[0])
+        given["page_table"] = np.resize(pages, given["page_table"].shape).astype(np.int32)
+    for array, index in one.past(given):
+        array[index] = 127 if array.dtype == np.int8 else np.nan
+    return given | {"sizes": sizes}
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "pages": {"page_size": 16},
+    "pages, window": {"page_size": 48, "page_layout": "nhd", "window": 20},
+}
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("form", FORMS)
+def test_widened_lengths_of_a_batch(kind: str, form: str) -> None:
+    """Around blocks of 96 keys and boxes of 16; more sequences than a warp has lanes, some without tokens or keys."""
+    lengths = [(1, 1), (0, 90), (3, 0), (2, 15), (2, 16), (5, 17), (1, 95), (3, 96), (2, 97), (0, 0), (4, 191)]
+    lengths += [(0, 50)] * 30 + [(2, 192), (7, 193), (1, 200)]
+    one = spec(max_len=200, batched=True, widened=True, **KINDS[kind], **FORMS[form])
+    given = batch(lengths, one)
+    sizes = given.pop("sizes")
+    trial(one, open_device("cpu", mode="check"), target=TARGET, arguments=given, **sizes).require()
+
+
+def test_pages_that_sequences_share_are_widened_by_each() -> None:
+    """One ends within a page in which another goes on: the keys behind its end stay the other's."""
+    one = spec(max_len=200, batched=True, widened=True, page_size=16, **E4M3)
+    given = batch([(20, 200), (3, 100)], one)
+    sizes = given.pop("sizes")
+    given["page_table"][1] = given["page_table"][0]
+    whole = given["page_table"][0]
+    clean = one.example(np.random.default_rng(2), **sizes)
+    for x in "kv":
+        given[x][whole[:12]] = clean[x][whole[:12]]
+    trial(one, open_device("cpu"), target=TARGET, arguments=given, **sizes).require()
+
+
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 @pytest.mark.parametrize("ctas", [1, 3])
-def test_a_cta_takes_several_blocks_and_items(kind: str, ctas: int) -> None:
-    one = spec(widened=True, max_len=300, **KINDS[kind])
+@pytest.mark.parametrize("more", [{}, {"batched": True}, {"window": 40}], ids=str)
+def test_a_cta_takes_several_blocks_and_items(kind: str, ctas: int, more: dict[str, Any]) -> None:
+    one = spec(widened=True, max_len=300, **KINDS[kind], **more)
     assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts", "widened"),
+    [
+        ({"kv_dtype": "e4m3"}, (4096, 4096), True),
+        ({"kv_dtype": "e4m3"}, (512, 32768), True),
+        ({"kv_dtype": "e4m3"}, (512, 512), False),
+        ({"kv_dtype": "e4m3"}, (128, 32768), True),
+        ({"kv_dtype": "e4m3"}, (128, 512), False),
+        ({"kv_dtype": "s8", "n_kv_heads": 4, "head_dim": 64}, (512, 8192), True),
+        ({"kv_dtype": "e4m3", "batched": True}, (15092, 1509, 10), True),
+        ({"kv_dtype": "e4m3", "batched": True}, (1024, 8192, 8), False),
+        ({"kv_dtype": "e4m3", "window": 1024}, (512, 32768), False),
+        ({"kv_dtype": "e4m3", "window": 1024, "ring": 2048}, (4096, 4096), False),
+        ({"kv_dtype": "e4m3", "head_dim": 256}, (512, 512), True),  # else on mma.sync
+        ({"kv_dtype": "e4m3", "q_dtype": "f32"}, (4096, 4096), False),
+        ({"kv_dtype": "bf16"}, (4096, 4096), False),
+        ({"kv_dtype": "e4m3", "fp8": True}, (4096, 4096), False),
+    ],
+    ids=str,
+)
+def test_the_faster_way(fields: dict[str, Any], counts: tuple[int, ...], widened: bool) -> None:
+    """As measured on an H200 (rings, f32, 16 bits and fp8: there is no choice)."""
+    shape = {"head_dim": 128, "n_heads": 32, "n_kv_heads": 8, "max_len": 32768}
+    one = spec(**{**shape, **fields})
+    assert one.fastest(parse_target(TARGET), *counts) == replace(one, widened=widened)
+    assert one.fastest(parse_target("sm_90"), *counts) == one
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
@@ -181,7 +261,10 @@ def test_every_byte_becomes_what_it_stands_for(kind: str, q_dtype: str, more: di
     [
         ({"kv_dtype": "bf16"}, r"widened: is of 16-bit queries over keys of 8 bits, without fp8 \(got q_dtype=bf16, "),
         ({**E4M3, "fp8": True}, r"widened: is of .* kv_dtype=e4m3, fp8=True; nearest: False\)"),
-        ({**E4M3, "max_len": 40, "batched": True}, r"widened: takes one sequence in rows \(got batched=True, ring=0; "),
+        (
+            {**E4M3, "max_len": 90, "window": 20, "ring": 64},
+            r"widened: takes no ring \(got ring=64, widened=True; ",
+        ),
     ],
 )
 def test_what_widened_refuses(fields: dict[str, Any], reason: str) -> None:
@@ -201,8 +284,9 @@ def test_where_widened_is_not_to_be_had(target: str, head_dim: int) -> None:
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 @pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
-def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: int) -> None:
-    one = spec(head_dim=head_dim, q_dtype=q_dtype, layout="heads", widened=True, **KINDS[kind])
+@pytest.mark.parametrize("more", [{"layout": "heads"}, {"max_len": 4096, "batched": True, "page_size": 16}], ids=str)
+def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]) -> None:
+    one = spec(head_dim=head_dim, q_dtype=q_dtype, widened=True, **more, **KINDS[kind])
     made = assemble(generate(one, TARGET).text)
     assert all(taken.clean for taken in made.resources.values()), made.resources
     assert "serialized" not in made.log

@@ -129,10 +129,11 @@ def test_the_same_bits_whatever_the_order() -> None:
 def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
     """The error of a launch of fewer CTAs than there are items, each of which then takes several."""
     device = open_device("cpu", mode=mode)
-    given = one.example(np.random.default_rng(5), n_tokens=300, n_keys=300)
+    sizes = {**one.sizes, "n_tokens": 300, "n_keys": 300}
+    given = one.example(np.random.default_rng(5), **sizes)
     held = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
     scratch = [p for p in one.params() if p.access == "workspace"]
-    held |= {p.name: device.array(np.zeros(p.nbytes({"n_tokens": 300, "n_keys": 300}), np.uint8)) for p in scratch}
+    held |= {p.name: device.array(np.zeros(p.nbytes(sizes), np.uint8)) for p in scratch}
     launch = one.launch(parse_target(TARGET))
     entry = device.module(text)[one.kernel_name]
     entry.launch(grid=ctas, block=launch.block, args=[held[p.name] for p in one.params()], shared=launch.shared)

@@ -21,17 +21,18 @@ def test_rows_of_a_small_model() -> None:
 
 
 def test_first_tokens_of_a_small_model() -> None:
-    run = Run("prompt", "a GPU")
-    prompt.first_token(run, CpuDevice(), "small", "ptxgen-fast", models={"small": LLAMA}, prompts=(4, 11), chunk=8)
-    assert [(row["impl"], row["case"]["tokens"], row["case"]["weights"]) for row in run.rows] == [
-        ("ptxgen-fast", 4, "bf16"), ("ptxgen-fast", 11, "bf16"),
-    ]  # fmt: skip
+    for impl in ("ptxgen-fast", *prompt.CACHES):
+        run = Run("prompt", "a GPU")
+        prompt.first_token(run, CpuDevice(), "small", impl, models={"small": LLAMA}, prompts=(4, 11), chunk=8)
+        found = [(row["impl"], row["case"]["tokens"], row["case"]["weights"]) for row in run.rows]
+        assert found == [(impl, 4, "bf16"), (impl, 11, "bf16")]
 
 
 def test_first_tokens_have_tasks_of_their_own() -> None:
     given = argparse.Namespace(models="", weights="", first_token=True, transformers=True)
     made = list(prompt.tasks(Run("prompt", "a GPU"), CpuDevice(), None, given, 0.0))
-    assert [task.impl for task in made] == [*("ptxgen-fast", "transformers-cudnn") * 2, "ptxgen", "ptxgen"]
+    beside = ("ptxgen-fast", "transformers-cudnn")
+    assert [task.impl for task in made] == [beside[0], *prompt.CACHES, beside[1], *beside, "ptxgen", "ptxgen"]
 
 
 def test_tasks_begin_with_what_has_a_peer() -> None:

@@ -114,13 +114,13 @@ def test_ctas_that_wait_for_each_other_are_refused_where_some_would_not_run(
     device, binding = fake
     kernel, rows = device.load(spec), 96
     arrays = {p.name: device.zeros(Capacities({"rows": rows}).shape(p), p.dtype) for p in kernel.params[:3]}
-    binding.multiprocessors = 114
+    device.multiprocessors = 114
     with pytest.raises(SpecError, match=r"packed_gemm wait for each other, .* at most 114 on .* \(got 132\)"):
         kernel.bind(**arrays, n_rows=rows, rows=rows)
     binding.held_by_each = 2
     kernel.bind(**arrays, n_rows=rows, rows=rows)
     alone = device.load(replace(spec, stream=False))
-    binding.multiprocessors = binding.held_by_each = 1
+    device.multiprocessors = binding.held_by_each = 1
     alone.bind(**arrays, n_rows=rows, rows=rows)
 
 

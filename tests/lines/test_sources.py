@@ -20,8 +20,9 @@ from ptxgen.generator import Ptx, _generate
 from ptxgen.golden import Goldens
 from ptxgen.golden.case import Case
 from ptxgen.kernels import KvCacheScatter, RmsNorm
-from ptxgen.lines.sources import Origin, Place, origin, quoted, remember, shown_path
+from ptxgen.lines.sources import origin, quoted, remember
 from ptxgen.parser import parse
+from ptxgen.places import Origin, Place, shown_path
 from ptxgen.runtime import open_device
 from ptxgen.targets import target
 from tests.support import demo_kernel

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from ptxgen.errors import FileError
 from ptxgen.models.files import open_model
@@ -17,22 +16,10 @@ from ptxgen.models.text.bytelevel import CUTS
 from ptxgen.models.text.gguf import text_of
 from ptxgen.models.text.json_file import text_of as json_text_of
 from ptxgen.models.text.llama2c import text_of as llama2c_text_of
-from tests.support.model_files import WORDS
+from tests.support.vocabularies import KEY, SAMPLES, pieces, trained
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "examples" / "models"
-SAMPLES = (
-    "In the beginning God created the heaven and the earth.",
-    "And God said, Let there be light: and there was light.\nAnd God saw the light, that it was good.",
-    "it's  we'll\tthey'VE don't 12345 3.14 x=1;\r\n\n  indented\n",
-    "naïve café, Ünïcödé, 日本語のテキスト, Привет мир, مرحبا, 👩‍👩‍👧 emoji",
-    "   leading and trailing   ",
-    "\u00a0no-break\u2028line\u0000nul",
-    "",
-    "a",
-)
-_AT = "tokenizer.ggml."
-
 
 # -- byte-level --------------------------------------------------------------------------------------------------------
 
@@ -44,26 +31,6 @@ def test_the_shipped_vocabulary_splits_as_its_tokenizer_json() -> None:
         for sample in SAMPLES:
             assert text.encode(sample) == theirs.encode(sample).ids, sample
             assert text.decode(text.encode(sample)) == sample
-
-
-def trained(name: str) -> tuple[dict[str, Any], Tokenizer]:
-    """A small byte-level vocabulary cut as `tokenizer.ggml.pre` = name says, as metadata and as tokenizers has it."""
-    from tokenizers import Regex
-
-    tokenizer = Tokenizer(models.BPE(ignore_merges=CUTS[name].whole_words))
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in CUTS[name].patterns]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False, initial_alphabet=alphabet
-    )
-    tokenizer.train_from_iterator(SAMPLES * 3, trainer)
-    data = json.loads(tokenizer.to_str())["model"]
-    tokens = sorted(data["vocab"], key=data["vocab"].get)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in data["merges"]]
-    kinds = np.array([3, *([1] * (len(tokens) - 1))], np.int32)
-    fields = {"model": "gpt2", "pre": name, "tokens": tokens, "merges": merges, "token_type": kinds, "eos_token_id": 0}
-    return {_AT + key: value for key, value in fields.items()}, tokenizer
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -92,34 +59,13 @@ def test_a_prompt_opens_with_bos_where_the_file_or_its_kind_says_so() -> None:
         ("llama-bpe", False, None),
     ):
         fields, _ = trained(name)
-        fields[f"{_AT}bos_token_id"] = 0
+        fields[f"{KEY}bos_token_id"] = 0
         if said is not None:
-            fields[f"{_AT}add_bos_token"] = said
+            fields[f"{KEY}add_bos_token"] = said
         assert text_of(fields, "m.gguf").bos == want
 
 
 # -- pieces with scores ------------------------------------------------------------------------------------------------
-
-
-def pieces(samples: tuple[str, ...] = SAMPLES) -> tuple[dict[str, Any], Tokenizer]:
-    """A SentencePiece-style vocabulary: as metadata with scores, and as tokenizers' BPE with the merges it has."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=WORDS, show_progress=False, limit_alphabet=60)
-    tokenizer.train_from_iterator(samples, trainer)
-    data = json.loads(tokenizer.to_str())["model"]
-    tokens = sorted(data["vocab"], key=data["vocab"].get)
-    rank = {"".join(merge): n for n, merge in enumerate(data["merges"])}
-    tokenizer = Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"added_tokens": []}))
-    scores = np.array([-float(rank.get(token, 1000)) for token in tokens], np.float32)
-    kinds = np.array([2, 3, 3, *([6] * 256), *([1] * (len(tokens) - 259))], np.int32)
-    fields = {
-        "model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    return {_AT + key: value for key, value in fields.items()}, tokenizer
 
 
 def test_pieces_are_merged_as_tokenizers_merges_them() -> None:
@@ -133,7 +79,7 @@ def test_pieces_are_merged_as_tokenizers_merges_them() -> None:
 
 def test_without_a_space_prefix_a_text_begins_as_it_is() -> None:
     fields, _ = pieces()
-    text = text_of(fields | {f"{_AT}add_space_prefix": False}, "m.gguf")
+    text = text_of(fields | {f"{KEY}add_space_prefix": False}, "m.gguf")
     assert text.decode(text.encode(" the")) == " the"
     assert text.split("the") != text_of(fields, "m.gguf").split("the")
 
@@ -186,7 +132,7 @@ def test_llama2c_tokenizers_are_read(tmp_path: Path) -> None:
     import struct
 
     fields, _ = pieces()
-    tokens, scores = fields[f"{_AT}tokens"], fields[f"{_AT}scores"]
+    tokens, scores = fields[f"{KEY}tokens"], fields[f"{KEY}scores"]
     spelt = [token.replace("▁", " ").encode() for token in tokens]
     spelt[1:3] = [b"\n<s>\n", b"\n</s>\n"]
     data = b"".join(struct.pack("<fi", float(s), len(t)) + t for s, t in zip(scores, spelt, strict=True))
@@ -227,15 +173,15 @@ def test_a_damaged_vocabulary_is_named(key: str) -> None:
     value, text = DAMAGED[key]
     fields, _ = trained("gpt-2")
     with pytest.raises(FileError, match=text):
-        text_of(fields | {_AT + key: value}, "m.gguf")
+        text_of(fields | {KEY + key: value}, "m.gguf")
 
 
 def test_a_vocabulary_that_would_take_long_is_refused() -> None:
     fields, _ = pieces()
     with pytest.raises(FileError, match=r"tokens: must be of at most 65536 characters each \(got 70000\)"):
-        text_of(fields | {f"{_AT}tokens": ["a" * 70_000]} | {f"{_AT}token_type": np.ones(1, np.int32)}, "m.gguf")
+        text_of(fields | {f"{KEY}tokens": ["a" * 70_000]} | {f"{KEY}token_type": np.ones(1, np.int32)}, "m.gguf")
     n = 66_000
-    many = {f"{_AT}tokens": [f"t{i}" for i in range(n)], f"{_AT}token_type": np.full(n, 4, np.int32)}
+    many = {f"{KEY}tokens": [f"t{i}" for i in range(n)], f"{KEY}token_type": np.full(n, 4, np.int32)}
     with pytest.raises(FileError, match=r"token_type: must say of at most 65536 tokens .* \(got 66000\)"):
         text_of(fields | many, "m.gguf")
 
@@ -243,10 +189,10 @@ def test_a_vocabulary_that_would_take_long_is_refused() -> None:
 def test_a_merge_of_no_token_and_scores_of_another_length_are_named() -> None:
     fields, _ = trained("gpt-2")
     with pytest.raises(FileError, match=r"tokenizer.ggml.merges: "):
-        text_of(fields | {f"{_AT}merges": ["no token"]}, "m.gguf")
+        text_of(fields | {f"{KEY}merges": ["no token"]}, "m.gguf")
     fields, _ = pieces()
     with pytest.raises(FileError, match=r"scores: must be \d+ numbers"):
-        text_of(fields | {f"{_AT}scores": np.ones(3, np.float32)}, "m.gguf")
+        text_of(fields | {f"{KEY}scores": np.ones(3, np.float32)}, "m.gguf")
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

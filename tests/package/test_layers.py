@@ -1,4 +1,4 @@
-"""No knots: modules and rooms name one another in one direction, the runtime's rooms in a certain order."""
+"""No knots: modules and folders name one another in one direction, in the order that docs/how-it-works.md states."""
 
 from __future__ import annotations
 
@@ -11,41 +11,36 @@ from pathlib import Path
 import pytest
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
-ROOMS = ("arrays", "core", "kv", "attention", "model", "tools")  # each knows those before it
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    """Rooms that a module imports, in functions and for annotations, too."""
-    for each in ast.walk(tree):
-        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("ptxgen.runtime."):
-            yield (each.module or "").split(".")[2]
+def stated() -> dict[tuple[str, ...], list[str]]:
+    """By folder its rooms in order, as the table of layers has them."""
+    text = (RUNTIME.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = [row for row in text.partition("### Layers")[2].partition("## Where a line")[0].splitlines() if "|" in row]
+    found: dict[tuple[str, ...], list[str]] = {}
+    rooms: list[str] = []
+    for row in rows[2:]:
+        _, folder, _, names, _ = (cell.strip() for cell in row.split("|"))
+        rooms = found.setdefault(tuple(folder.strip("`").split(".")), []) if folder else rooms
+        rooms += [name.strip("` ") for name in names.split(",")]
+    return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_those_before_it(room: str) -> None:
-    later = ROOMS[ROOMS.index(room) + 1 :]
-    modules = sorted((RUNTIME / room).rglob("*.py"))
-    assert len(modules) > 2
-    wrong = [(path.name, name) for path in modules for name in imported(ast.parse(path.read_text())) if name in later]
-    assert wrong == []
+STATED = stated()
 
 
-def named(path: Path, functions: bool) -> Iterator[tuple[str, ...]]:
-    """Modules that this one names when it is imported or for annotations, and with `functions` in these, too; of
-    `from a import b` it is "a.b", which may be a name in "a"."""
-    left: list[ast.AST] = list(ast.parse(path.read_text(encoding="utf-8")).body)
-    while left:
-        node = left.pop()
+def named(path: Path) -> Iterator[tuple[str, ...]]:
+    """Modules that this one names, in functions and for annotations, too; of `from a import b` it is "a.b", which may
+    be a name in "a"."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((*node.module.split("."), each.name) for each in node.names)
         elif isinstance(node, ast.Import):
             yield from (tuple(each.name.split(".")) for each in node.names)
-        elif functions or not isinstance(node, ast.FunctionDef | ast.Lambda):
-            left += ast.iter_child_nodes(node)
 
 
 @cache
-def imports(functions: bool) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+def imports() -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     """What every module of the library, of the benchmarks and of the tests names of these."""
     root = RUNTIME.parent
     files = {path: path.relative_to(root).parts for top in ("ptxgen", "benchmarks", "tests")
@@ -57,32 +52,43 @@ def imports(functions: bool) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     }
     found = {}
     for name, path in modules.items():
-        there = (other if other in modules else other[:-1] for other in named(path, functions))
+        there = (other if other in modules else other[:-1] for other in named(path))
         found[name] = {other for other in there if other in modules and other != name}
     return found
 
 
 def test_no_module_names_one_that_names_it() -> None:
     """Directly or by others; in functions and for annotations, too."""
-    graph = imports(functions=True)
+    graph = imports()
     assert len(graph) > 900
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+def rooms_of(folder: tuple[str, ...]) -> dict[str, set[str]]:
+    """The rooms of a folder (modules in it, and folders with all that they hold), and which others each names."""
+    depth = len(folder)
+    rooms: dict[str, set[str]] = {}
+    for name, wanted in imports().items():
+        if name[:depth] == folder and len(name) > depth:
+            others = {other[depth] for other in wanted if other[:depth] == folder and len(other) > depth}
+            rooms.setdefault(name[depth], set()).update(others - {name[depth]})
+    return rooms
+
+
 def test_no_folder_has_rooms_that_name_each_other_in_a_circle() -> None:
-    """A room of a folder is a module in it, or a folder in it with all that it holds. Functions may import what finds
-    them: kernel types find their modules so, errors their findings."""
-    graph = imports(functions=False)
-    folders = {name[:depth] for name in graph for depth in range(len(name))}
+    """Benchmarks and tests use each other: tests/evidence has cases and an oracle that benchmarks measure."""
+    folders = {name[:depth] for name in imports() for depth in range(1, len(name))}
     assert len(folders) > 80
     for folder in folders:
-        depth = len(folder)
-        rooms: dict[str, set[str]] = {}
-        for name, wanted in graph.items():
-            if name[:depth] == folder and len(name) > depth:
-                others = {other[depth] for other in wanted if other[:depth] == folder and len(other) > depth}
-                rooms.setdefault(name[depth], set()).update(others - {name[depth]})
-        TopologicalSorter(rooms).prepare()
+        TopologicalSorter(rooms_of(folder)).prepare()
+
+
+@pytest.mark.parametrize("folder", STATED, ids=".".join)
+def test_a_room_names_only_those_before_it(folder: tuple[str, ...]) -> None:
+    order, rooms = STATED[folder], rooms_of(folder)
+    assert sorted(order) == sorted(rooms.keys() - {"__main__"})
+    wrong = [(room, other) for at, room in enumerate(order) for other in rooms[room] if other not in order[:at]]
+    assert wrong == []
 
 
 PARTS = ("attention", "builder", "checks", "idioms", "isa", "parser", "persistent", "products", "spec", "weights")

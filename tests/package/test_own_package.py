@@ -82,6 +82,17 @@ def test_importing_the_module_is_enough(tmp_path: Path) -> None:
 
 # -- what cannot be had ------------------------------------------------------------------------------------------------
 
+
+def test_a_module_beside_our_own_templates_is_let_in(tmp_path: Path) -> None:
+    """As one in the root of a checkout is."""
+    program = (
+        "import sys, types, ptxgen\nmade = sys.modules['beside'] = types.ModuleType('beside')\n"
+        f"made.__file__ = {str(ROOT / 'beside.py')!r}\n"
+        f"exec({MODULE!r}, vars(made)); print(ptxgen.make_spec('squared-relu', {{'dim': 8}}).slug)"
+    )
+    assert done("-c", program, cwd=tmp_path, path=(ROOT,)) == "dim8\n"
+
+
 MODULE = (EXAMPLE / "own_kernel" / "squared_relu.py").read_text()
 TEMPLATE = (EXAMPLE / "own_kernel" / "squared_relu.ptx.j2").read_text()
 GOOD = {"__init__.py": "", "k.py": MODULE, "squared_relu.ptx.j2": TEMPLATE}

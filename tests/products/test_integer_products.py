@@ -17,19 +17,13 @@ from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
+from tests.support.packed_products import EXACT, WHERE, tried
 
-EXACT = 1e-6
 ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
-WHERE = "sm_90a"
 
 
 def product(**fields: Any) -> PackedGemm:
     return PackedGemm(**{"weights": "q4_k", **fields}, x_dtype="f16", by_row=True)
-
-
-def tried(spec: PackedGemm | PackTokens, mode: str, rows: int, limit: float, **more: Any) -> Any:
-    where = WHERE if isinstance(spec, PackedGemm) else "sm_80"
-    return trial(spec, CpuDevice(mode=mode), target=where, rows=rows, limit=limit, **more).require()
 
 
 # -- PackTokens --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, Executor
+from ptxgen.runtime.core.backend import MemoryUse
 from tests.support.kv_caches import KINDS, spoil
 from tests.support.kv_oracle import Oracle, attention
 from tests.tools.soak import soak
@@ -88,6 +89,30 @@ def test_chunks_of_a_prompt(device: Device, rows: int) -> None:
         oracle.append(1, k, v)
         assert ex.flash_attention_cached(1, q, k, v, out) == start + rows
         check(out, oracle.attend_chunk(1, q))
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+def test_chunks_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Where that is faster keys and values become 16-bit ones first, in memory that all layers share, if there is any;
+    with the same result."""
+    given = [rand(*shape).astype(np.float16) for _ in range(2) for shape in ((31, 4, 64), (31, 2, 64), (31, 2, 64))]
+
+    def outputs(widened: bool) -> list[np.ndarray]:
+        ex = Executor(device, 2, 4, 2, 64, 48, kv_dtype=kind, q_dtype="f16")
+        outs = [np.zeros((31, 4, 64), np.float16) for _ in range(2)]
+        for layer in range(2):
+            ex.flash_attention_cached(layer, *given[3 * layer : 3 * layer + 3], outs[layer])
+        ex.stream.synchronize()
+        room = ex._kernels._wide
+        assert (room is not None) == widened
+        assert room is None or room.nbytes == 2 * 2 * 48 * 64 * 2, "K and V of one layer"
+        return outs
+
+    on_the_way = outputs(False)
+    monkeypatch.setattr("ptxgen.kernels.multi_head_attention.is_worth_it", lambda *_: True)
+    assert np.array_equal(on_the_way, outputs(device.target.includes_any(("sm_90a",))))
+    monkeypatch.setattr(type(device), "memory", lambda _: MemoryUse(1, 1, 0, 0))
+    assert np.array_equal(on_the_way, outputs(False))
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,9 @@ CASES: dict[str, tuple[Config, int]] = {
 }
 # No class of transformers reads these; they are as llama.
 LIKE_LLAMA = ("internlm2", "minicpm")
+
+
+LLAMA = of("llama", KV)
+GEMMA = of("gemma3_text", KV, head_dim=32, layer_types=SLIDING)
+QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}  # of a head rotates
+FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}  # of caches

@@ -18,6 +18,7 @@ _REGISTERS = """
   .reg .u32 %tid, %n, %lane, %warp; .reg .u64 %at4, %at8, %a<10>;
 """
 
+SMALL = ".shared .align 16 .b8 small[64]; "  # before a body
 _TILE = ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b64 bar[4];\n"
 # Of a `launch`: the first lane initialises `bar`; all lanes wait for a phase of it
 INIT = """
@@ -84,3 +85,15 @@ def finding(match: str, body: str, *arrays: np.ndarray, mode: str = "check", **g
     """A `launch` must be stopped, with words that match."""
     with pytest.raises(ExecutionError, match=match):
         launch(body, *arrays, mode=mode, **given)
+
+
+def said_of(body: str, *arrays: np.ndarray, mode: str = "check", **given: Any) -> str:
+    """What a `run` is stopped with."""
+    with pytest.raises(ExecutionError) as caught:
+        run(body, *arrays, mode=mode, **given)
+    return str(caught.value)
+
+
+def clean(body: str, *arrays: np.ndarray, **given: Any) -> None:
+    """A `run` in check mode without a finding."""
+    run(body, *arrays, mode="check", **given)

@@ -1,6 +1,5 @@
-"""Devices that the corpus, the instruction tests and the fuzzer run on: the executor in each mode, the oracle, a GPU.
-
-All have `array(ndarray)` and `module(text)[entry].launch(grid=, block=, args=, shared=, cluster=)`.
+"""The executor without the runtime around it, as a device: `array(ndarray)`, and
+`module(text)[entry].launch(grid=, block=, args=, shared=, cluster=)`.
 """
 
 from __future__ import annotations
@@ -16,20 +15,6 @@ from ptxgen.runtime.arrays.tensormap import tiling
 from ptxgen.runtime.cpu.native.tensormap_bytes import encode
 from ptxgen.runtime.cpu.program import Program
 from ptxgen.runtime.cpu.run.global_memory import Memory
-from tests.support.cpu_run import MODES
-
-
-def open_device(name: str) -> Any:
-    """`fast`, `random`, `check`: the executor; `oracle`; `cpu`, `cuda`: the runtime's devices."""
-    if name in MODES:
-        return ExecutorDevice(name)
-    if name == "oracle":
-        from tests.evidence.oracle import Oracle
-
-        return Oracle()
-    from ptxgen.runtime import open_device as runtime_device
-
-    return runtime_device(name)
 
 
 class ExecutorDevice:

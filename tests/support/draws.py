@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ptxgen import SpecError, supports
 from ptxgen.kernel import KernelType
-from ptxgen.lines.sources import shown_path
+from ptxgen.places import shown_path
 from ptxgen.spec.fields import Domain, domain
 
 ILLEGAL = 25  # one draw of so many, where a field has values that no spec has

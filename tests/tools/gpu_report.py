@@ -176,7 +176,7 @@ def others() -> Iterable[str]:
         for line in (RESULTS / "sanitizer.jsonl").read_text(encoding="utf-8").splitlines():
             r = json.loads(line)
             case, figures = r["case"], f"{r['tests']} | {r['findings']} | {r['failed']}"
-            part, note = case.get("part", "all"), case.get("note", "")
+            part, note = case.get("part", "all").replace("|", r"\|"), case.get("note", "")
             if not note and (missing := r.get("of", r["tests"]) - r["tests"]):
                 ended = "not to their end, for want of time" if r["unfinished"] else "skipped"
                 note = f"{missing} of {r['of']} {ended}"

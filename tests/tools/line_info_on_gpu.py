@@ -1,6 +1,6 @@
 """Line info on a GPU: Nsight Compute's source page and a report of compute-sanitizer with our lines, as text.
 
-python -m tests.tools.line_info_on_gpu [--out DIR]    needs a GPU, ncu and compute-sanitizer; ends within a minute
+python -m tests.tools.line_info_on_gpu [--out DIR]    needs a GPU, ncu and compute-sanitizer; takes some 20 seconds
 
 Exit 0 when both name lines of this repository. Everything that the tools say is kept in DIR, and shown in part.
 """
@@ -27,12 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 FILES = ("kv_cache_scatter", "kv_cache", "threads", "convert", "flow", "entry")  # that the kernel's lines come from
 OURS = re.compile(rf"\b(?:[\w/.-]*/)?(?:{'|'.join(FILES)})\.(?:py|ptx\.j2)(?::\d+)?")
-RECORDINGS = (
-    ["--set", "full", "--import-source", "yes"],
-    ["--section", "SourceCounters", "--import-source", "yes"],
-    ["--section", "SourceCounters"],
-)
-PAGES = ("cuda,sass", "cuda", "sass", "ptx")
+RECORDING = ["--section", "SourceCounters", "--import-source", "yes"]
+PAGE = "cuda,sass"
 
 
 def profiled() -> None:
@@ -100,26 +96,18 @@ def source_page(out: Path) -> bool:
         return False
     itself = [sys.executable, "-m", "tests.tools.line_info_on_gpu", "--launch", "profiled"]
     report = out / "kernel.ncu-rep"
-    for number, options in enumerate(RECORDINGS):
-        command = [ncu, *options, "--launch-count", "1", "-k", SPEC.kernel_name, "-f", "-o", str(report), *itself]
-        said = run(command, out / f"ncu_record_{number}.txt", 25)
-        show([line for line in said.splitlines() if line.startswith("==")], 12)
-        if report.is_file():
-            break
-    else:
+    command = [ncu, *RECORDING, "--launch-count", "1", "-k", SPEC.kernel_name, "-f", "-o", str(report), *itself]
+    said = run(command, out / "ncu_record.txt", 25)
+    if not report.is_file():
         show(said.splitlines(), 40)
         return False
-    named = False
-    for page in PAGES:
-        command = [ncu, "--import", str(report), "--page", "source", "--csv", "--print-source", page]
-        said = run(command, out / f"ncu_source_{page.replace(',', '_')}.csv", 10)
-        lines = said.splitlines()
-        found = sorted(set(OURS.findall(said)))
-        print(f"  files and lines of ours on this page: {len(found)}: {', '.join(found[:8])}")
-        show(lines, 12)
-        show([line for line in lines[12:] if OURS.search(line) or re.search(r"b\.(op|ld_param)\(|\{\{", line)], 25)
-        named = named or bool(found) or "b.op(" in said
-    return named
+    show([line for line in said.splitlines() if line.startswith("==")], 12)
+    command = [ncu, "--import", str(report), "--page", "source", "--csv", "--print-source", PAGE]
+    lines = run(command, out / "ncu_source.csv", 10).splitlines()
+    found = sorted(set(OURS.findall("\n".join(lines))))
+    print(f"  files and lines of ours on this page: {len(found)}: {', '.join(found[:8])}")
+    show([line for line in lines if OURS.search(line) or re.search(r"b\.(op|ld_param)\(|\{\{", line)], 25)
+    return bool(found)
 
 
 def sanitizer_report(out: Path) -> bool:
@@ -129,16 +117,12 @@ def sanitizer_report(out: Path) -> bool:
         print("compute-sanitizer: not installed")
         return False
     itself = [sys.executable, "-m", "tests.tools.line_info_on_gpu", "--launch", "faulty"]
-    found: list[str] = []
-    for number, options in enumerate((["--print-limit", "3"], ["--print-limit", "3", "--show-backtrace", "device"])):
-        said = run([sanitizer, "--tool", "memcheck", *options, *itself], out / f"memcheck_{number}.txt", 20)
-        lines = said.splitlines()
-        faults = [i for i, line in enumerate(lines) if "Invalid" in line]
-        show(lines[faults[0] : faults[0] + 24] if faults else lines, 40)
-        found = sorted({each for i in faults for each in OURS.findall("\n".join(lines[i : i + 4]))})
-        print(f"  at: {', '.join(found) or 'no line of ours'}")
-        if found:
-            break
+    command = [sanitizer, "--tool", "memcheck", "--print-limit", "3", "--show-backtrace", "device", *itself]
+    lines = run(command, out / "memcheck.txt", 20).splitlines()
+    faults = [i for i, line in enumerate(lines) if "Invalid" in line]
+    show(lines[faults[0] : faults[0] + 24] if faults else lines, 40)
+    found = sorted({each for i in faults for each in OURS.findall("\n".join(lines[i : i + 4]))})
+    print(f"  at: {', '.join(found) or 'no line of ours'}")
     return bool(found)
 
 

@@ -31,9 +31,10 @@ SLOWER = 5  # and at least as many times what they take without a mutation, so t
 _CHECKS = ("tests/checks", "tests/isa/test_isa.py")
 _BIND = ("tests/runtime/test_arguments.py", "tests/runtime/test_bind.py", "tests/runtime/test_device.py")
 _OBJECTS = ("tests/cpu/compile/test_cache.py", "tests/runtime/test_cache_guards.py")
+_DISK = tuple(f"tests/runtime/test_diskcache{part}.py" for part in ("", "_processes", "_rights"))
 TESTS = {
-    "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py", "tests/runtime/test_cache_guards.py"),
-    "ptxgen/files/user_cache.py": ("tests/runtime/test_diskcache.py", "tests/lines/test_bytecode.py"),
+    "runtime/core/diskcache.py": (*_DISK, "tests/runtime/test_cache_guards.py"),
+    "ptxgen/files/user_cache.py": (*_DISK, "tests/lines/test_bytecode.py"),
     "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
     "runtime/cpu/compile/entry_cache.py": _OBJECTS,
     "runtime/cpu/compile/support_objects.py": _OBJECTS,

@@ -131,7 +131,7 @@ def main() -> None:
     import llama_cpp
 
     from ptxgen.models.text.bytelevel import CUTS
-    from tests.models.test_text import pieces, trained
+    from tests.support.vocabularies import pieces, trained
 
     scored, merged = pieces()[0], trained("gpt-2")[0]
     record = {

@@ -32,10 +32,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(family: str, where: str = "cpu", **fields: Any) -> Any:
+    """The model of a family, with these fields of its configuration besides."""
+    kind, more = FAMILIES[family]
+    return of_config(getattr(transformers, kind)(**BASE | more | fields), where)
+
+
+def of_config(config: Any, where: str = "cpu") -> Any:
     """A model in f32, attending eagerly; scores are large enough for windows, caps and sinks to matter."""
     install()
-    kind, more = FAMILIES[family]
-    config = getattr(transformers, kind)(**BASE | more | fields)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).to(where).eval()

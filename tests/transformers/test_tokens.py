@@ -9,11 +9,22 @@ from typing import Any
 import pytest
 
 from ptxgen.transformers import growing_cache
-from tests.transformers.models import FAMILIES, build, continued, prompts, torch, transformers
+from tests.transformers.models import (
+    BASE,
+    FAMILIES,
+    VOCABULARY,
+    build,
+    continued,
+    of_config,
+    prompts,
+    torch,
+    transformers,
+)
 
 operators: Any = importlib.import_module("ptxgen.transformers.operators")
 caches: Any = importlib.import_module("ptxgen.transformers.cache")
 launches: Any = importlib.import_module("ptxgen.transformers.launches")
+masks: Any = importlib.import_module("ptxgen.transformers.mask")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -87,6 +98,66 @@ def test_a_cache_that_grows_in_place(
         assert layer._rooms[0].tensor.shape[2] == 39 + 8  # the third: before of 21 + 8, of 30 + 8 positions
 
 
+@pytest.mark.parametrize("family", ["mistral", "qwen2_moe", "gemma3"])
+@pytest.mark.parametrize("made", ["its own", "in place"])
+def test_a_window_counts_over_a_cache_that_keeps_all(family: str, made: str, where: str) -> None:
+    """A cache made without a config has no layers of windows: nothing but the mask tells some models of theirs."""
+    model = build(family, where)
+    ids, mask = prompts(where, "none")
+    wanted, logits = continued(model, "eager", ids, mask)
+    cache = transformers.DynamicCache() if made == "its own" else growing_cache(None)
+    tokens, found = continued(model, "ptxgen", ids, mask, past_key_values=cache)
+    assert torch.equal(tokens, wanted)
+    assert torch.allclose(found, logits, atol=1e-4)
+    assert cache.layers[0].keys.shape[2] == 21 + 23
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2_moe"])
+def test_a_window_counts_where_torch_computes(family: str) -> None:
+    """One query over a cache that keeps all positions, with gradients, which our kernels do not have."""
+    model = build(family)
+    ids, _ = prompts("cpu", "none")
+    found = []
+    for name in ("eager", "ptxgen"):
+        model.set_attn_implementation(name)
+        cache = transformers.DynamicCache()
+        with torch.no_grad():
+            model(ids, past_key_values=cache)
+        with torch.enable_grad():
+            found.append(model(ids[:, :1], past_key_values=cache).logits.detach())
+    assert torch.allclose(*found, atol=1e-4)
+
+
+def test_queries_that_lie_head_by_head(where: str) -> None:
+    """One sequence, a static cache, and rotated queries that a model has put together anew."""
+    kind = transformers.GPTNeoXConfig(**{name: n for name, n in BASE.items() if name != "num_key_value_heads"})
+    model = of_config(kind, where)
+    ids, mask = (x[:1] for x in prompts(where, "none"))
+    wanted, _ = continued(model, "eager", ids, mask)
+    tokens, _ = continued(model, "ptxgen", ids, mask, cache_implementation="static")
+    assert torch.equal(tokens, wanted)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("family", ["bloom", "gpt_neox_japanese"])
+def test_a_model_that_attends_by_itself_is_as_it_was(family: str, padding: str) -> None:
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    kind = {
+        "bloom": lambda: transformers.BloomConfig(**sizes),
+        "gpt_neox_japanese": lambda: transformers.GPTNeoXJapaneseConfig(**sizes),
+    }[family]()
+    kind.bos_token_id, kind.eos_token_id, kind.pad_token_id = 1, None, 0
+    model = of_config(kind)
+    ids, mask = prompts("cpu", padding)
+    wanted, logits = continued(model, "eager", ids, mask)
+    model.config._attn_implementation = "ptxgen"  # as from_pretrained puts it, whatever the model
+    masks.attends_itself_by.cache_clear()
+    with pytest.warns(UserWarning, match="attends by itself; our kernels are not used"):
+        tokens, found = continued(model, "ptxgen", ids, mask)
+    assert torch.equal(tokens, wanted)
+    assert torch.equal(found, logits)
+
+
 def test_a_cache_that_grows_reads_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     launch = operators._launch
@@ -109,9 +180,8 @@ def test_a_call_that_is_like_another_names_all_that_it_takes(cache: str, monkeyp
     steps: list[Any] = []
     launch = operators._launch
 
-    def again(site: Any, tensors: Any, scalars: Any) -> bool:
+    def again(site: Any, tensors: Any, scalars: Any) -> None:
         named.append([tensor.data_ptr() for tensor in tensors])
-        return False
 
     def launching(spec: Any, tensors: Any, *more: Any) -> Any:
         if type(spec).__name__ == "IncrementalAttention":

@@ -21,7 +21,9 @@ class Rows:
     """
 
     past_the_end = False
+    prefix = ""  # of names of parameters' registers, where another part of a kernel has them, too
     k_scale: Reg  # of the KV head's keys, where the scores' factor has it
+    sequence: Reg  # of a batch: whose keys these are
 
     def __init__(self, b: Builder, spec: Prefill, rows: int, keys: int) -> None:
         self.b, self.spec, self.rows, self.keys = b, spec, rows, keys
@@ -51,6 +53,7 @@ class Rows:
             ragged.enter(index)
         ragged.scan()
         found = self._found = ragged.found
+        self.sequence = found.sequence
         with b.fragment("place", "the rows that this CTA takes, and the keys that they see"):
             self.q_len = found.q_len
             lengths = b.ld_param("kv_lens")
@@ -209,17 +212,21 @@ class Rows:
         b = self.b
         out: Reg
         if self.cache.batched:
-            cache = b.op("mul.wide.u32", "cache_head", self.found.sequence, self.problem.n_kv_heads)
+            cache = b.op("mul.wide.u32", "cache_head", self.sequence, self.problem.n_kv_heads)
             out = b.op("cvt.u64.u32", name, self.kv_head)
             b.op("add.u64", out, out, cache)
             b.op("mul.lo.u64", out, out, self.cache.rows)
         elif self.cache.max_len:
             out = b.op("mul.wide.u32", name, self.kv_head, self.cache.rows)
         elif not self.cache.by_token:
-            out = b.op("mul.wide.u32", name, self.kv_head, b.ld_param("kv_rows"))
+            out = b.op("mul.wide.u32", name, self.kv_head, self.param("kv_rows"))
         else:
             out = b.op("cvt.u64.u32", name, self.kv_head)
         return out
+
+    def param(self, name: str) -> Reg:
+        """Load a parameter; part of an open fragment."""
+        return self.b.ld_param(name, self.prefix + name)
 
     @property
     def kv_step(self) -> int:

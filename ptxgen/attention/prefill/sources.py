@@ -50,10 +50,12 @@ class Source:
         self.chunk = chunk
         self.key = b.op("add.s32", "kv_key", self.rows.key_begin, row)
         self.left = b.op("sub.s32", "keys_left", self.rows.kv_len, self.key)
-        self.values = Part("", side.row_bytes, self.copy.source_bytes, False, b.ld_param("k"), b.ld_param("v"))
+        self.values = Part(
+            "", side.row_bytes, self.copy.source_bytes, False, self.rows.param("k"), self.rows.param("v")
+        )
         self.parts = [self.values]
         if self.quantised:
-            k, v = b.ld_param("k_scales"), b.ld_param("v_scales")
+            k, v = self.rows.param("k_scales"), self.rows.param("v_scales")
             self.scales = Part("_scales", side.row_scale_bytes, f16.bytes, True, k, v)
             self.parts.append(self.scales)
 
@@ -153,8 +155,8 @@ class Paged(Computed):
     def aim(self, row: Reg, chunk: Reg) -> None:
         super().aim(row, chunk)
         b, cache = self.b, self.cache
-        self.table = b.ld_param("page_table")
-        b.op("mad.wide.u32", self.table, self.rows.found.sequence, 4 * cache.pages, self.table)
+        self.table = self.rows.param("page_table")
+        b.op("mad.wide.u32", self.table, self.rows.sequence, 4 * cache.pages, self.table)
         head = self.rows.kv_head
         self.head_in_page = head if cache.heads_inside else b.op("mul.lo.u32", "head_in_page", head, cache.page_size)
         self._declare()
@@ -164,9 +166,10 @@ class Paged(Computed):
         key, skip = self.key, row_pass * self.copy.spread.rows_per_pass
         if skip:
             key = b.op("add.s32", scratch(b, "paged_key", "s32"), key, skip)
+        prefix = self.rows.prefix
         slot = divide(b, "page_slot", key, cache.page_size)
-        at = b.op("mad.wide.u32", scratch(b, "page_at", "u64"), slot, 4, self.table)
-        page = b.op("mov.s32", scratch(b, "page", "s32"), 0)
+        at = b.op("mad.wide.u32", scratch(b, f"{prefix}page_at", "u64"), slot, 4, self.table)
+        page = b.op("mov.s32", scratch(b, f"{prefix}page", "s32"), 0)
         b.op("ld.global.nc.s32", page, at[0], pred=exists)
         index, within = scratch(b, "paged_index", "u64"), scratch(b, "within_page", "u32")
         remainder(b, "within_page", key, cache.page_size)

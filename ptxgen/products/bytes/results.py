@@ -28,7 +28,7 @@ class TokenResults(Epilogue):
         self.memory = memory
 
     def locate(self, stream: Stream) -> Reg:
-        """Fragment `locate_slot`."""
+        """Build fragment `locate_slot`; the address of the slots, before x is waited for."""
         return self.run_slots.locate(stream)
 
     def build_results(self, stream: Stream, tokens: Tokens) -> None:

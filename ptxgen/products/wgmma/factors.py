@@ -58,7 +58,7 @@ class FactorFinder:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
 
     def build(self, tasks: Tasks) -> None:
-        """All fragments."""
+        """Build all of its fragments."""
         b, spec, at, ring, lane = self.b, self.spec, self.at, self.ring, tasks.lane
         kind, own = spec.kind, Factors.of(at)
         words = at.tokens // WORD

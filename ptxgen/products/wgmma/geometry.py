@@ -113,6 +113,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row:
         part = _part(spec, tokens, groups, blocks)
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
+    if parts == 2 and isinstance(spec.kind, Half) and tokens > FEWER_TOKENS and spec.precision == "fast":
+        tiles = 1  # else two CTAs a multiprocessor have two stages each
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
@@ -326,7 +328,7 @@ class Geometry:
 
     @property
     def warps(self) -> int:
-        """Warps that multiply."""
+        """How many warps multiply."""
         return WARPS * self.shape.groups
 
     @property

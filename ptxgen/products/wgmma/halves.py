@@ -19,6 +19,7 @@ from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import OCTET, RESULT_BUFFERS, WARPS, Geometry, buffers
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.rounds import build_rounds
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
 
@@ -58,17 +59,7 @@ class HalfResults:
             self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
             self._find(tasks.group, tasks.token_tile, tasks.count)
-        rounds = []
-        for first in range(0, at.out_tokens, at.result_tokens):
-            number = first // at.result_tokens
-            with b.fragment(f"leave{number}", f"tokens {first} on: results to shared memory") as leave:
-                self._leave(first)
-            with b.fragment(f"take{number}", "and from there to the output") as take:
-                self._take(first)
-            rounds.append((leave, take))
-        meets = self.meeting, THREADS
-        last = len(rounds) % RESULT_BUFFERS > 0
-        b.expose(result_rounds=rounds, result_meeting=meets, meets_each=False, meets_last=last)
+        build_rounds(b, at, self.meeting, "results", self._leave, self._take)
 
     def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
         b, at = self.b, self.at

@@ -21,7 +21,7 @@ VECTOR = 4  # outputs of a lane
 
 
 class RowsOut:
-    """out `[rows, n]`."""
+    """Where four neighbouring outputs of a token go: out `[rows, n]`, f32 or 16 bits."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         self.b, self.spec, self.ragged = b, spec, spec.n % VECTOR != 0
@@ -51,19 +51,19 @@ class RowsOut:
             b.op(f"{opcode}.f32", *((at[4 * i], value) if store else (value, at[4 * i])), pred=one)
 
     def go_to(self, token: int) -> None:
-        """To the row so many tokens from the first."""
+        """Point at the row so many tokens from the first."""
         if token != self._token:
             self.b.op("add.u64", self.to, self.to, self.bytes * self.spec.n * (token - self._token))
             self._token = token
 
     def add_before(self, values: Sequence[Reg], before: Sequence[Reg], guard: Reg) -> None:
-        """What is in the row already."""
+        """Add what is in the row already: `before` receives it."""
         self.move("ld.global", before, self.to, guard)
         for value, was in zip(values, before, strict=True):
             self.b.op("add.f32", value, value, was)
 
     def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
-        """Four results."""
+        """Store four results under `guard`, in a row that ends within them those inside."""
         b, dtype = self.b, self.spec.out_dtype
         if dtype == f32:
             self.move("st.global", values, self.to, guard)

@@ -57,7 +57,7 @@ class PackedRows(KernelType):
 
     @property
     def columns(self) -> int:
-        """Columns of out."""
+        """Columns of out: those of x in whole blocks."""
         return packed.blocks(self.dim) * packed.COLUMNS
 
     @property

@@ -14,9 +14,10 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, RESULT_BUFFERS, WARPS, Geometry
+from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, WARPS, Geometry
 from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.rounds import build_rounds
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
 
@@ -89,24 +90,15 @@ class Results:
         b.expose(result_rounds=())
 
     def _in_rounds(self) -> None:
-        """Fragments `find_output`, `leave<n>` and `take<n>`, between which warps meet."""
+        """Fragment `find_output`, and those of rounds, between which warps meet."""
         b, at = self.b, self.at
         with b.fragment("find_output", "the lane's first token and its outputs"):
             self._find_output()
-        rounds = []
-        for first in range(0, at.out_tokens, at.result_tokens):
-            number = first // at.result_tokens
-            with b.fragment(f"leave{number}", f"tokens {first} on: sums to shared memory") as leave:
-                self._leave_all(first)
-            with b.fragment(f"take{number}", "and from there to the output") as take:
-                self._load(first)
-                self._finish_all(first)
-            rounds.append((leave, take))
-        alone = at.result_buffers == 1
-        last = alone or len(rounds) % RESULT_BUFFERS > 0
-        b.expose(
-            result_rounds=rounds, result_meeting=(self.meeting, 32 * WARPS), meets_each=alone, meets_last=last
-        )  # fmt: skip
+        build_rounds(b, at, self.meeting, "sums", self._leave_all, self._take_all, alone=at.result_buffers == 1)
+
+    def _take_all(self, first: int) -> None:
+        self._load(first)
+        self._finish_all(first)
 
     def _find_mate(self, warp: Reg, area: Reg) -> Reg:
         """Which part this warp has; the area of both warps, as if it were a warp's."""

@@ -21,7 +21,7 @@ _FULL = ORDER_PLACES * 3 // 4
 
 @support("ledger")
 def ledger(what: str) -> str:
-    """`ledger.place|record|merge|join|forget`: see each."""
+    """The IR of `ledger.place`, `.record`, `.merge`, `.join` or `.forget`."""
     return {"place": _place, "record": _record, "merge": _merge, "join": _join, "forget": _forget}[what]()
 
 
@@ -43,7 +43,7 @@ def row_of(c: Code, block: str, place: str) -> str:
 
 
 def record_at(c: Code, block: str, number: str) -> str:
-    """A record's clocks."""
+    """The address of a record's clocks, 128 bytes."""
     return c.at(c.load("ptr", block, ORDER["clocks"]), c(f"shl i64 {c(f'zext i32 {number} to i64')}, 7"))
 
 

@@ -65,7 +65,7 @@ class Library:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """After a fork."""
+        """Take a free lock: another thread may have held the old one when the process was forked."""
         self._lock = threading.RLock()
 
     def distrust(self) -> None:

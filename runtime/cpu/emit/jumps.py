@@ -10,7 +10,7 @@ from ptxgen.runtime.cpu.support.faults import FAULT_DIVERGED
 
 
 class Jumps(Operands):
-    """Ends of blocks."""
+    """How blocks end: jumps, branches, returns, waits."""
 
     def enqueue(self, block: Block, mask: str) -> None:
         """Lanes continue at a block at the next dispatch."""

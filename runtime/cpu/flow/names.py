@@ -55,7 +55,7 @@ class Names:
         return (-self._labels, "")
 
     def hidden(self, name: str, bits: int) -> Reg:
-        """One more register."""
+        """A register that the text does not name, of so many bits."""
         reg = Reg(len(self.registers), name, bits, f"b{bits}")
         self.registers.append(reg)
         return reg

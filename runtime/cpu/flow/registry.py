@@ -58,7 +58,7 @@ _FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An emitter and what the block builder has to know of its instruction (see the module's text)."""
+    """An emitter, and what the block builder has to know of its instruction: the flags of `emits`."""
 
     function: Callable[..., None]
     outputs: int = 1

@@ -195,5 +195,5 @@ class Code:
             self.store(kind, self(f"add {kind} {now}, 1"), at)
 
     def text(self) -> str:
-        """The whole function."""
+        """The function as LLVM IR."""
         return "\n".join([self.head + " {", "entry:", *self._allocas, *self.lines, "}"]) + "\n"

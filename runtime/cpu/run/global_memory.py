@@ -39,7 +39,7 @@ class Allocation:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The number of bytes."""
         return self.end - self.begin
 
     def shadowed(self, initialised: bool) -> Allocation:
@@ -105,7 +105,7 @@ class Memory:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """A free lock."""
+        """Take a free lock: another thread may have held the old one when the process was forked."""
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, align: int = 256, name: str = "", *, initialised: bool = False) -> int:

@@ -66,7 +66,7 @@ class Block:
         _PACK[kind](self._view, offset, value)
 
     def get(self, kind: str, offset: int) -> int:
-        """Load one value."""
+        """Load one value (`struct` format)."""
         return int(struct.unpack_from("<" + kind, self._view, offset)[0])
 
 

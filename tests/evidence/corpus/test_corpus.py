@@ -8,8 +8,9 @@ import pytest
 
 from tests.evidence.corpus.case import HERE
 from tests.evidence.corpus.cases import CASES
+from tests.evidence.devices import open_device
 from tests.support.cpu_run import MODES
-from tests.support.devices import ExecutorDevice, open_device
+from tests.support.devices import ExecutorDevice
 
 
 @pytest.mark.parametrize("mode", MODES)

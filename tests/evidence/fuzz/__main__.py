@@ -11,9 +11,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
+from tests.evidence.devices import open_device
 from tests.evidence.fuzz import backends
 from tests.evidence.fuzz.program import THREADS, Program, make
-from tests.support.devices import open_device
 
 
 def difference(program: Program, got: np.ndarray, expected: np.ndarray) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.documents.cpu_executor import fuzz_rows
+from tests.evidence.devices import open_device
 from tests.evidence.fuzz import backends
 from tests.evidence.fuzz.__main__ import difference, run
 from tests.evidence.fuzz.program import make
 from tests.support import sweep
-from tests.support.devices import open_device
 
 
 @pytest.mark.parametrize("start", range(0, sweep.examples(16, 128), 8))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 from benchmarks.report.sentence import show_help
+from tests.evidence.devices import open_device
 from tests.evidence.instructions import bounds, record
 from tests.evidence.instructions.catalogue import FORMS, TOPICS, entries
 from tests.evidence.instructions.runner import run
-from tests.support.devices import open_device
 
 HEAD = """# Approximate instructions: how far from the truth
 

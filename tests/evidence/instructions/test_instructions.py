@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.evidence.devices import open_device
 from tests.evidence.instructions import bounds, record, report
 from tests.evidence.instructions.catalogue import FORMS, TOPICS, entries
 from tests.evidence.instructions.form import Entry, Form
 from tests.evidence.instructions.runner import differences, float_view, run
 from tests.evidence.oracle import Oracle
-from tests.support.devices import open_device
 
 ENTRIES = {f"{topic}-{n}": e for topic in TOPICS for n, e in enumerate(entries(topic))}
 

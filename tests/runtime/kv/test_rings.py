@@ -130,6 +130,30 @@ def test_batches_keep_rings_too(device: Device, layout: str) -> None:
     assert outs[0].tobytes() == outs[1].tobytes()
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_slot_knows_what_the_ring_it_was_copied_from_has_lost(device: Device, page_size: int) -> None:
+    """A cache that was rolled back holds rows of positions behind its length; a slot takes them as they are."""
+
+    def cache(length: int) -> KvCache:
+        made = KvCache(device, 1, 1, 1, 8, 512, windows=[64], appended=64)
+        for _ in range(0, length, 32):
+            made.append(0, *(device.zeros((32, 1, 8), "f32") for _ in "kv"))
+        return made
+
+    long, short = cache(320), cache(64)
+    long.rollback(270)
+    batch = BatchedKvCache(long, 2, page_size)
+    batch.scatter_from(long, 0, 270)
+    for gone in (lambda: long.rollback(240), lambda: batch.rollback(0, 240)):
+        with pytest.raises(CapacityError, match="holds 128 positions up to 320, and those from 177 on are needed"):
+            gone()
+    batch.rollback(0, 260)
+    assert batch.length(0) == 260
+    batch.scatter_from(short, 0, 64)  # all of the slot is another sequence's now
+    batch.rollback(0, 3)
+    assert batch.length(0) == 3
+
+
 def test_what_rings_cannot_be_is_said(device: Device) -> None:
     for windows in ((1,), (-1, 0), ("a", 0), (True, 0)):
         with pytest.raises(SpecError, match=r"KvCache\.windows: must be an int ≥ 0 for each of 2 layers"):

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from ptxgen import CapacityError, SpecError
+from ptxgen.dtypes import bf16
+from ptxgen.kernels import MultiHeadAttention
+from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.text import Text
 from ptxgen.runtime import Model, Snapshot, open_device
+from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.sequenced import chunks
@@ -280,6 +284,35 @@ def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPa
     fast.prefill(PROMPT)
     want = reference.forward(PROMPT)[-1]
     assert 1e-5 < np.linalg.norm(fast.steps.logits.numpy()[0] - want) / np.linalg.norm(want) < 0.03
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "s8"])
+def test_prompts_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
+    """Queries have 16 bits, and keys and values, too, in memory of one layer for all layers, where there is room for it
+    and it is faster; what comes out is the same to the bit."""
+    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    file, options = file_of("llama", "bf16"), {"chunk": 8, "precision": "fast"}
+
+    def prompt(widened: bool) -> tuple[np.ndarray, MemoryPlan]:
+        model = Model(file, device, kv_dtype, **options)
+        program = model.program("prefill", 8)
+        attention = [op.spec for op in program.ops if op.role == "attention"]
+        assert all(isinstance(spec, MultiHeadAttention) and spec.q_dtype == bf16 for spec in attention)
+        assert [spec.widened for spec in attention] == [widened] * file.spec.shape.n_layers
+        assert sum(tensor.name.endswith(".widening") for tensor in program.of_kind("state")) == widened
+        model.prefill(PROMPT)
+        return model.steps.logits.numpy()[0], plan_of(model.program(), program)
+
+    on_the_way, lean = prompt(False)  # a few tokens
+    monkeypatch.setattr("ptxgen.kernels.multi_head_attention.is_worth_it", lambda *_: True)
+    widened, plan = prompt(True)
+    assert 0 < plan.scratch - lean.scratch <= 4 * file.spec.kv_width * file.spec.shape.max_len
+    monkeypatch.setattr(type(device), "memory", lambda _: MemoryUse(plan.total - 1, plan.total, 0, 0))
+    again, _ = prompt(False)
+    assert np.array_equal(on_the_way, widened)
+    assert np.array_equal(on_the_way, again)
+    want = ReferenceModel(file.spec, file.values()).forward(PROMPT)[-1]
+    assert np.linalg.norm(widened - want) / np.linalg.norm(want) < 0.1
 
 
 @pytest.mark.parametrize(("format", "group"), [("e4m3", 0), ("e4m3_channel", 0), ("e4m3_block", 128)])

@@ -170,6 +170,7 @@ class Items(Rows):
         if self.cache.batched:
             ragged.scan()
             self._found = ragged.found
+            self.sequence = ragged.found.sequence
         else:
             b.without("scan")
         with b.fragment("place_item", "the tiles of keys that its rows see"):

@@ -69,11 +69,9 @@ class Maps:
                 put("global_dim", n, extent)
             for n in range(DIMENSIONS):
                 put("element_stride", n, 1)
-            b.op("mov.u64", stride, row if rows else cache.k.bytes * cache.rows_per_position)
+            b.op("mov.u64", stride, cache.k.heads * row * cache.rows_per_position)
             put("global_stride", 0, stride, wide=True)
-            if rows:
-                b.op("mul.wide.u32", stride, keys, row)
-            elif cache.by_token or cache.heads_inside:
+            if cache.by_token or cache.heads_inside:
                 b.op("mov.u64", stride, row)
             elif cache.page_size:
                 b.op("mov.u64", stride, cache.page_size * row)

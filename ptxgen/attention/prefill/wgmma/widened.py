@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.sources import source_of
+from ptxgen.attention.prefill.wgmma.blocks import Blocks
 from ptxgen.attention.prefill.wgmma.copies import PairedCopy
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, WgmmaTile
@@ -17,7 +18,6 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch, store_words
-from ptxgen.idioms.division import divide, remainder
 from ptxgen.idioms.polls import Polls
 
 DRAWN, MADE, LEFT = 0, 4, 8  # offsets of the counters
@@ -32,18 +32,18 @@ class Widened:
         self.b, self.spec, self.items, self.dtype = b, spec, items, dtype
         self.rows = tile.threads // (LANES // 2)  # keys of a block: a row for every four threads
         self.copy = PairedCopy(b, "wide", spec.dim, self.rows, tile.threads, dtype, spec.attention.problem.kv_dtype)
-        self.source = source_of(b, spec, items, self.copy)
+        self.blocks = Blocks(b, spec, tile, items, self.rows)
+        self.source = source_of(b, spec, self.blocks, self.copy)
 
     def build(self) -> None:
-        """All of them."""
-        b, items = self.b, self.items
-        heads = items.problem.n_kv_heads
+        """Build every fragment named above."""
+        b, items, blocks = self.b, self.items, self.blocks
+        blocks.count()
         told = b.shared("block_told", 8, 4)
         with b.fragment("begin_widening", "K and V as 16-bit rows: a block is some keys of a head"):
             self.row, self.chunk = self.copy.aim(items.thread)
-            per_head = b.op("add.s32", "blocks_of_head", items.kv_len, self.rows - 1)
-            per_head = divide(b, "blocks_of_head", per_head, self.rows)
-            total = b.op("mul.lo.u32", "blocks", per_head, heads)
+            blocks.begin()
+            total = blocks.total
             items.wide = {x: b.ld_param(f"wide_{x}") for x in "kv"}
             if folds_scales(self.spec.attention.variant):
                 items.k_scales = b.ld_param("k_scale")
@@ -64,8 +64,10 @@ class Widened:
             b.note("no thread writes what another has still to read")
             b.op("xor.b32", place, place, 4)
             b.op("setp.lt.u32", "has_block", block, total)
+            blocks.draw(block)
+        blocks.find()
         with b.fragment("widen", f"{self.rows} keys and values"):
-            self._block(block)
+            self._block()
             b.op("add.u32", made, made, 1)
         with b.fragment("made", "after a barrier, so that it tells of what all threads have written"):
             b.op("red.release.gpu.global.add.u32", at[MADE], made, pred=leads)
@@ -82,24 +84,21 @@ class Widened:
         with b.fragment("see_widened", "what other CTAs have written, seen by the copies from here on"):
             b.op("fence.proxy.async")
 
-    def _block(self, block: Reg) -> None:
-        """The rows of block `block`; part of an open fragment."""
-        b, items, source = self.b, self.items, self.source
-        heads = items.problem.n_kv_heads
-        head, tile = remainder(b, "wide_head", block, heads), divide(b, "wide_tile", block, heads)
-        b.op("min.u32", tile, tile, ((1 << 31) - 1) // self.rows, note="no key lies beyond")
-        first = b.op("mul.lo.u32", b.reg("wide_first", "s32"), tile, self.rows)
-        items.kv_head, items.key_begin = head, first
+    def _block(self) -> None:
+        """The rows of the block that was drawn; part of an open fragment."""
+        b, blocks, source = self.b, self.blocks, self.source
+        blocks.place()
         source.aim(self.row, self.chunk)
         source.start()
-        row = b.op("mul.wide.u32", "wide_row_at", head, items.kv_len)
-        b.op("add.u64", row, row, b.op("cvt.u64.u32", b.reg("widened_key", "u64"), source.key))
-        signs = self._signs(head)
+        source.row(0, source.exists(0))
+        assert source.values.k_from is not None, "aimed, and at a row"
+        b.note("rows lie as those of 8 bits do, twice as far apart")
+        place = b.op("sub.u64", b.reg("wide_row_at", "u64"), source.values.k_from, source.values.k)
+        b.op("shl.b64", place, place, 1)
+        signs = self._signs(blocks.kv_head)
         loaded = {x: self._load(x) for x in "kv"}
         for x, (words, scales, exists) in loaded.items():
-            to = b.reg(f"wide_{x}_at", "u64")
-            b.op("mad.lo.u64", to, row, self.spec.dim * self.dtype.bytes, items.wide[x])
-            b.op("mad.wide.u32", to, self.chunk, 2 * CHUNK, to)
+            to = b.op("add.u64", b.reg(f"wide_{x}_at", "u64"), place, self.items.wide[x])
             for column, (some, scale, pred) in enumerate(zip(words, scales, exists, strict=True)):
                 wide = self.copy.widened(some, scale, signs if x == "k" else None)
                 for half in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.mma.layout import K_ROWS, TILE, V_ROWS, Block, Placed, Ring
+from ptxgen.attention.decode.loops.tiles import Pointer, Tiles
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
@@ -19,7 +20,7 @@ Kind = tuple[str, int, bool]  # k or v, bytes a lane, repeated: what decides a l
 
 
 class Loader:
-    """Owns the ring `%kv<n>` and the pointers of the tile that is being issued.
+    """Owns the ring `%kv<n>`, and what a lane reads of the tile that is being issued.
 
     Units are issued in stream order, `ring.depth` of them ahead of their use; a tile's first moves the pointers on.
     """
@@ -28,24 +29,14 @@ class Loader:
         self.b, self.attention, self.task, self.ring = b, attention, task, ring
         self.rows = attention.cache.sides
         self.kv = b.array("kv", "b32", ring.registers)
-        self.next = b.reg("tile_next", "s32")
-        self.live = b.reg("tile_live", "pred")
+        self.tiles = Tiles(b, attention, task, TILE, clears_page=True)
         self.row_guards: dict[str, list[Reg | None]] = {}
         self.g = b.reg("lane_g", "u32")
         self.q = b.reg("lane_q", "u32")
-        self._pointers: dict[Kind, Reg] = {}
-        self._scale_pointers: dict[Kind, Reg] = {}
-        self._strides: dict[Reg, int] = {}  # bytes from one position to the next along a pointer
-        self._advance: dict[int, Reg] = {}
-        self._offsets: dict[Reg, Reg] = {}
-        self.page = b.reg("tile_page", "s32") if attention.cache.page_size else None
+        self._pointers: dict[Kind, Pointer] = {}
+        self._scale_pointers: dict[Kind, Pointer] = {}
         self.load = ORDERED_LOAD if task.late_newest else ASIDE_LOAD if aside else LOAD
         self.policy: tuple[Reg, ...] = (b.reg("kv_policy", "b64"),) if self.load == ASIDE_LOAD else ()
-
-    @property
-    def ragged(self) -> bool:
-        """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        return self.attention.cache.ragged(TILE)
 
     # -- once --------------------------------------------------------------------------------------------------------
 
@@ -82,55 +73,44 @@ class Loader:
                 self._scale_pointers[key] = self._lane_pointer(
                     name + "_scale", scales, rows[block.kind], self.rows[block.kind].scale_bytes, group, 2
                 )
-        if self.attention.cache.page_size or self.attention.cache.ring:
-            self._offsets = {p: self.b.reg(p.name + "_lane", "u64") for p in self._all_pointers()}
-            for pointer, lane in self._offsets.items():
-                self.b.op("mov.u64", lane, pointer)
+        self.tiles.pointers = [*self._pointers.values(), *self._scale_pointers.values()]
+        if self.tiles.from_lanes:
+            for pointer in self.tiles.pointers:
+                pointer.lane = b.reg(pointer.register.name + "_lane", "u64")
+            for pointer in self.tiles.pointers:
+                b.op("mov.u64", pointer.lane, pointer.register)
 
-    def _lane_pointer(self, name: str, base: Reg, row: Reg, row_bytes: int, column: Reg, column_bytes: int) -> Reg:
-        pointer: Reg = self.b.op("mad.wide.u32", name, row, row_bytes, base)
-        self.b.op("mad.wide.u32", pointer, column, column_bytes, pointer)
-        self._strides[pointer] = row_bytes
-        return pointer
-
-    def _all_pointers(self) -> list[Reg]:
-        return [*self._pointers.values(), *self._scale_pointers.values()]
+    def _lane_pointer(self, name: str, base: Reg, row: Reg, row_bytes: int, column: Reg, column_bytes: int) -> Pointer:
+        register: Reg = self.b.op("mad.wide.u32", name, row, row_bytes, base)
+        self.b.op("mad.wide.u32", register, column, column_bytes, register)
+        return Pointer(register, row_bytes)
 
     # -- tile by tile ------------------------------------------------------------------------------------------------
 
     def first_tile(self) -> None:
         """Point at the warp's first tile. Where the length is not known yet, every tile of the cache counts as there;
         where the newest position may still be written, its row is left for later."""
-        b, task, attention = self.b, self.task, self.attention
+        b, task, tiles = self.b, self.task, self.tiles
+        positions = self.attention.cache.max_len
         blind = task.early and not task.late_newest
-        b.op("mov.b32", self.next, task.tile)
-        if self.ragged or task.late_newest:
+        b.op("mov.b32", tiles.next, task.tile)
+        if tiles.ragged or task.late_newest:
             b.note("rows that are not loaded count as zeros")
             for register in self.kv:
                 b.op("mov.b32", register, 0)
-        tiles = -(-attention.cache.max_len // TILE)
-        b.op("setp.lt.s32", self.live, self.next, tiles if blind else task.tile_end)
-        if attention.cache.page_size:
-            assert self.page is not None
-            b.op("mov.b32", self.page, 0)
-            self._fetch_page(self.next, self.live)
-            self._point_into_page()
-        elif attention.cache.ring:
-            self._point_into_ring()
-        else:
-            for pointer in self._all_pointers():
-                b.op("mad.wide.u32", pointer, self.next, TILE * self._strides[pointer], pointer)
+        b.op("setp.lt.s32", tiles.live, tiles.next, -(-positions // TILE) if blind else task.tile_end)
+        tiles.enter()
         if task.late_newest:
             self.newest = b.op("sub.s32", "newest", task.length, 1)
             self._guard_rows(self.newest, always=True)
         else:
-            self._guard_rows(attention.cache.max_len if blind else task.length)
+            self._guard_rows(positions if blind else task.length)
 
     def newest_row(self) -> Reg:
         """Whether the warp's first tile holds the newest position; guards of that row alone."""
         b = self.b
         place, mine = b.reg("newest_place", "s32"), scratch(self.b, "row_mine", "s32")
-        b.op("mad.lo.s32", place, self.next, -TILE, self.newest)
+        b.op("mad.lo.s32", place, self.tiles.next, -TILE, self.newest)
         is_newest: Reg = b.op("setp.lt.u32", "tile_is_newest", place, TILE)
         for kind, (lane, rows) in self._lane_rows().items():
             b.op("sub.s32", mine, place, lane)
@@ -145,80 +125,23 @@ class Loader:
         self.row_guards = {}
         self._guard_rows(self.task.length)
 
-    def strides(self) -> None:
-        """What carries a pointer from one of the warp's tiles to its next."""
-        if self.attention.cache.page_size or self.attention.cache.ring:
-            return
-        for stride in sorted(set(self._strides.values())):
-            self._advance[stride] = self.b.op("mul.wide.u32", f"kv_advance{stride}", self.task.tile_step, TILE * stride)
-
     def next_tile(self) -> None:
         """Move on to the warp's next tile."""
-        b = self.b
-        b.op("add.s32", self.next, self.next, self.task.tile_step)
-        b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
-        if self.attention.cache.page_size:
-            self._point_into_page()
-        elif self.attention.cache.ring:
-            self._point_into_ring()
-        else:
-            for pointer in self._all_pointers():
-                b.op("add.u64", pointer, pointer, self._advance[self._strides[pointer]])
+        self.tiles.advance()
         self._guard_rows(self.task.length)
-
-    def _fetch_page(self, tile: Reg, guard: Reg) -> None:
-        """Start reading the page number of a tile, one tile ahead of its use."""
-        b, task = self.b, self.task
-        assert self.page is not None
-        assert task.page_row is not None
-        entry, address = scratch(self.b, "tile_entry", "u32"), scratch(self.b, "tile_entry_address", "u64")
-        tiles = self.attention.cache.page_size // TILE
-        if tiles > 1:
-            b.op("div.u32", entry, tile, tiles)
-        else:
-            b.op("mov.b32", entry, tile)
-        b.op("mad.wide.u32", address, entry, 4, task.page_row)
-        b.op("ld.global.s32", self.page, address[0], pred=guard)
-
-    def _point_into_page(self) -> None:
-        """Pointers from the page number of `next`; then fetch the number of the tile after it."""
-        b, attention = self.b, self.attention
-        assert self.page is not None
-        b.note("the page of this tile, and its place in the page")
-        place, wide = scratch(self.b, "tile_place", "u32"), scratch(self.b, "tile_wide_page", "u64")
-        b.op("rem.u32", place, self.next, attention.cache.page_size // TILE)
-        b.op("cvt.u64.u32", wide, self.page)
-        for pointer, lane in self._offsets.items():
-            stride = self._strides[pointer]
-            page_bytes = attention.cache.page_positions * stride
-            b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
-            b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=self.live)
-        later = scratch(self.b, "tile_later", "s32")
-        ahead = scratch(self.b, "tile_ahead", "pred")
-        b.op("add.s32", later, self.next, self.task.tile_step)
-        b.op("setp.lt.s32", ahead, later, self.task.tile_end)
-        self._fetch_page(later, ahead)
-
-    def _point_into_ring(self) -> None:
-        """Pointers from the tile's place in the ring."""
-        b = self.b
-        place = scratch(b, "tile_place", "u32")
-        b.op("rem.u32", place, self.next, self.attention.cache.ring // TILE)
-        for pointer, lane in self._offsets.items():
-            b.op("mad.wide.u32", pointer, place, TILE * self._strides[pointer], lane)
 
     def _lane_rows(self) -> dict[str, tuple[Reg, tuple[int, ...]]]:
         """By kind: the lane's first row in a tile, and the distances of the others it loads."""
         return {"k": (self.g, K_ROWS), "v": (self.token, V_ROWS)}
 
     def _guard_rows(self, end: Reg | int, *, always: bool = False) -> None:
-        """Predicates of the rows of `next` that lie below `end`; only where a tile may reach past the cache, unless
+        """Predicates of the tile's rows that lie below `end`; only where a tile may reach past the cache, unless
         `always`."""
-        if not (self.ragged or always):
+        if not (self.tiles.ragged or always):
             return
         b = self.b
         left, mine = scratch(self.b, "row_left", "s32"), scratch(self.b, "row_mine", "s32")
-        b.op("mad.lo.s32", left, self.next, -TILE, end)
+        b.op("mad.lo.s32", left, self.tiles.next, -TILE, end)
         for kind, (lane, rows) in self._lane_rows().items():
             b.op("sub.s32", mine, left, lane)
             guards = [scratch(self.b, f"row_{kind}{row}_exists", "pred") for row in rows]
@@ -232,8 +155,8 @@ class Loader:
         unit = self.ring.units[position % len(self.ring.units)]
         for placed in unit.blocks:
             block = placed.block
-            pointer = self._pointers[_key(block)]
-            guards = self.row_guards.get(block.kind, [None if sure else self.live] * len(block.rows))
+            pointer = self._pointers[_key(block)].register
+            guards = self.row_guards.get(block.kind, [None if sure else self.tiles.live] * len(block.rows))
             for row, distance in enumerate(block.rows):
                 words = [self.register(position, placed, block.word(row, i)) for i in range(block.words)]
                 offset = distance * self.rows[block.kind].bytes + block.base
@@ -245,7 +168,7 @@ class Loader:
                 into = tuple(words) if len(words) > 1 else words[0]
                 self.b.op(load + vector, into, pointer[offset], *policy, pred=guards[row])
             if block.scaled and load != PREFETCH:
-                pointer = self._scale_pointers[_key(block)]
+                pointer = self._scale_pointers[_key(block)].register
                 for row, distance in enumerate(block.rows):
                     offset = distance * self.rows[block.kind].scale_bytes + 2 * (block.first_dim // SCALE_GROUP)
                     self.b.op(

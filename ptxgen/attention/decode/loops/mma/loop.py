@@ -241,7 +241,7 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
     if once:
         return
     with b.fragment("kv_strides"):
-        loader.strides()
+        loader.tiles.find_steps()
     ahead = []
     for tile in range(1, ring.unroll):
         with b.fragment(f"kv_next_{tile}") as move:

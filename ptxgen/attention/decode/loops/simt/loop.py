@@ -59,7 +59,7 @@ def build(
         loader.issue(loader.v)
     query_part = _query(b, query, shape, arena, early=early)
     with b.fragment("run_start", "nothing seen so far: maxima, sums and output"):
-        loader.strides()
+        loader.tiles.find_steps()
         step.start()
         step.load_per_head()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)

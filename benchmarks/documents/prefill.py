@@ -1,0 +1,132 @@
+"""The part of docs/performance.md that is about prefill: of every case the newest run that has it beside a peer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.cases.prefill import GROUPS, cases, is_alone
+from benchmarks.report.decode import mean, table
+from benchmarks.report.rows import RESULTS, load, runs
+from benchmarks.report.selection import commit_of
+
+Impls = dict[str, dict[str, Any]]  # the rows of a case of one run, by implementation
+
+NAMES = {
+    "ptxgen": "ours, wgmma",
+    "ptxgen-widened": "ours, widened",
+    "ptxgen-sm_90": "ours, mma.sync of sm_90",
+    "ptxgen-sm_80": "ours, mma.sync",
+    "sdpa-flash": "FlashAttention 2 (torch)",
+    "sdpa-cudnn": "cuDNN (torch)",
+    "sdpa-cudnn, no mask": "cuDNN (torch), no mask",
+    "flashinfer": "FlashInfer",
+}
+PEERS = ("sdpa-flash", "sdpa-cudnn", "sdpa-cudnn, no mask", "flashinfer")
+ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the case of a causal prompt alone has
+
+
+def newest() -> list[Impls]:
+    """Of every case the rows of the last run that has ours and a peer's, in the order of the benchmark's: the rows of a
+    case are written together, so those of a run that was interrupted are whole, too."""
+    found: dict[str, Impls] = {}
+    for rows in runs("prefill").values():
+        here: dict[str, Impls] = {}
+        for row in rows:
+            here.setdefault(_key(row["case"]), {})[row["impl"]] = row
+        found |= {key: impls for key, impls in here.items() if "ptxgen" in impls and impls.keys() & set(PEERS)}
+    order = {_key(case): n for n, case in enumerate(itertools.chain.from_iterable(map(cases, GROUPS)))}
+    return [found[key] for key in sorted(found, key=lambda key: (order.get(key, len(order)), key))]
+
+
+def _key(case: Mapping[str, Any]) -> str:
+    return json.dumps(case, sort_keys=True)
+
+
+def prefill() -> Iterator[str]:
+    """TFLOP/s by heads and length; then of chunks, batches, pages and whatever else there is."""
+    measured = newest()
+    alone, others = (
+        [impls for impls in measured if is_alone(impls["ptxgen"]["case"]) is which] for which in (True, False)
+    )
+    yield (
+        "## Prefill, bf16, causal, TFLOP/s\n\nFor sm_90a on wgmma, for sm_80 on `mma.sync`. Graph nodes over "
+        "inputs beyond the L2 cache, every implementation in rounds of another order each, medians. A line is of one "
+        "run, the newest that has the case beside a peer; who has no figure was not in it.\n"
+    )
+    yield _rates(alone)
+    shown = [name for name in NAMES if name != "ptxgen" and any(name in impls for impls in alone)]
+    yield f"Times ours on wgmma, geometric means: {'; '.join(map(_said(alone), shown))}.\n"
+    if others:
+        yield (
+            "The same of other cases: `keys`: the tokens are the last of so many; `lengths` of a batch's sequences, in "
+            "pages of `page_size`; `kv_dtype`: a cache of 8 bits, whose values a peer has in 16; `fp8`: queries become "
+            "e4m3, too; `seconds` without a pause, where power is the limit.\n"
+        )
+        yield _rates(others)
+
+
+def _said(measured: Sequence[Impls]) -> Callable[[str], str]:
+    """How an implementation's times stand to ours, in words."""
+
+    def said(name: str) -> str:
+        ratios = [impls[name]["us"] / impls["ptxgen"]["us"] for impls in measured if name in impls]
+        of = "" if len(ratios) == len(measured) else f" ({len(ratios)} of {len(measured)} cases)"
+        return f"{NAMES[name]} {mean(ratios):.2f}, least {min(ratios):.2f}{of}"
+
+    return said
+
+
+def _rates(measured: Sequence[Impls]) -> str:
+    """A table of TFLOP/s, and whose commit each line is of."""
+    names = [name for name in NAMES if any(name in impls for impls in measured)]
+    more = any(impls["ptxgen"]["case"].keys() - ALONE for impls in measured)
+    lines = []
+    for impls in measured:
+        case, ours = impls["ptxgen"]["case"], impls["ptxgen"]
+        shape = f"{case['n_heads']}/{case['n_kv_heads']}/{case['head_dim']}"
+        what = [", ".join(f"{name} {case[name]}" for name in case if name not in ALONE)] if more else []
+        rates = (f"{impls[name]['tflops']:.0f}" if name in impls else "" for name in names)
+        lines.append([shape, str(case["tokens"]), *what, *rates, ours["commit"]])
+    heads = ["heads q/kv/dim", "tokens", *([""] if more else []), *(NAMES[name] for name in names), "commit"]
+    return table(heads, lines)
+
+
+def standing() -> str:
+    """How attention of prompts stands beside the best of its peers, in a sentence."""
+    measured = [impls for impls in newest() if is_alone(impls["ptxgen"]["case"])]
+    best = [min(impls[peer]["us"] for peer in PEERS if peer in impls) / impls["ptxgen"]["us"] for impls in measured]
+    counts = {peer: sum(peer in impls for impls in measured) for peer in PEERS}
+    who = [
+        NAMES[peer] + ("" if count == len(measured) else f" (in {count} of the cases)")
+        for peer, count in counts.items()
+        if count
+    ]
+    return (
+        f"Prefill's attention in bf16, on wgmma, is {mean(best):.2f} times as fast as the best of {in_words(who)} "
+        f"(geometric mean of {len(best)} cases; least {min(best):.2f}). "
+    )
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Names in a sentence: A, B and C."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def counters() -> Iterator[str]:
+    """What the hardware counts in prefill's main cases."""
+    if "prefill_counters" not in {path.stem for path in RESULTS.glob("*.jsonl")}:
+        return
+    lines = []
+    for row in (rows := load("prefill_counters")):
+        heads = "/".join(str(row["case"][name]) for name in ("n_heads", "n_kv_heads", "head_dim"))
+        shares = (f"{row[name]:.0f} %" for name in ("tensor_percent", "exponentials_percent"))
+        lines.append([heads, str(row["case"]["tokens"]), f"{row['us']:g}", f"{row['GHz']:.2f}", *shares, row["stalls"]])
+    yield (
+        "## Prefill as ncu counts it\n\nShares of cycles in which tensor cores, and the units of exponentials, are "
+        "busy; then what a warp waits for, of its cycles (those whose turn it is not, and the producer's, wait at "
+        f"barriers and for copies). {commit_of(rows)}\n"
+    )
+    yield table(["heads q/kv/dim", "tokens", "µs", "GHz", "tensor cores", "exponentials", "waits"], lines)

@@ -1,0 +1,44 @@
+"""Whether K and V of 8 bits should become 16-bit rows in memory before the products, or on the way, for every tile of
+rows anew: an estimate of both times, fitted to measurements of an H200. Owns no code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, adapts, tile_of
+
+# By the largest head_dim: TFLOP/s of a multiprocessor over 16-bit rows, and the share of it that is left where e4m3 and
+# int8 are converted on the way.
+RATES = ((96, 4.85, {"e4m3": 0.89, "s8": 0.80}), (256, 6.17, {"e4m3": 0.78, "s8": 0.69}))
+# Microseconds that widening takes by itself, and for a MB of keys and values.
+BEGIN, MEGABYTE = 4.2, 0.86
+
+
+def is_worth_it(prefill: Prefill, tokens: int, keys: int, sequences: int = 1) -> bool:
+    """Whether `tokens` queries in all, the last of so many `keys` of each sequence, are sooner done over widened rows.
+    On the way is possible, too."""
+    problem, variant = prefill.attention.problem, prefill.attention.variant
+    rate, shares = next((rate, shares) for dim, rate, shares in RATES if prefill.dim <= dim)
+    each = tokens / sequences
+    widened = seen = keys
+    if variant.window:
+        seen, widened = min(keys, variant.window), min(keys, variant.window + round(each))
+    elif variant.causal:
+        seen = max(1, keys - round(each) // 2)
+    rows = tokens * problem.group
+
+    def items(of: int) -> int:
+        return problem.n_kv_heads * -(-rows // of)
+
+    def us(of: int) -> float:
+        """The products of the CTA that has most of the tiles of so many rows."""
+        return max(1.0, items(of) / CHIP_SMS) * of * seen * prefill.dim * 4e-6 / rate
+
+    narrow = tile_of(replace(prefill, widened=False)).rows
+    wide, fewest = tile_of(prefill).rows, FEWEST * ROWS
+    if adapts(prefill) and items(fewest) <= CHIP_SMS:
+        wide = fewest
+    megabytes = 2e-6 * sequences * problem.n_kv_heads * prefill.dim * widened
+    return us(narrow) / shares[problem.kv_dtype.name] > us(wide) + BEGIN + MEGABYTE * megabytes

@@ -1,0 +1,207 @@
+"""PackedGemm: which tiles are legal, what a launch asks for first, which tile is the best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ptxgen import SpecError, generate, supports
+from ptxgen.assembler import assemble
+from ptxgen.dtypes import e4m3
+from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.kernels.packed_gemm import FORMATS
+from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma.geometry import Geometry
+from tests.support.marks import needs_assembler
+from tests.support.packed_products import WHERE
+
+
+@pytest.mark.parametrize(
+    ("fields", "early"),
+    [({"tokens": 64}, 0), ({"tokens": 128, "tile_rows": 64, "split": 2}, 4), ({"tokens": 128}, 2), ({"tokens": 256}, 2),
+     ({"tokens": 128, "tile_rows": 256}, 1)],
+)  # fmt: skip
+def test_many_tokens_are_asked_for_behind_a_few_stages_of_weights(fields: dict[str, Any], early: int) -> None:
+    """Of few tokens, behind a whole ring's."""
+    at = Geometry.of(PackedGemm(4096, 4096, **{"precision": "fast", "split": 1, "share": 1, **fields}))
+    assert at.early == (early or at.stages)
+
+
+def test_a_split_of_k_that_leaves_a_cta_a_tile_takes_no_two_at_a_time() -> None:
+    assert Geometry.of(PackedGemm(64, 256, tokens=8, precision="fast", split=4)).shape.tiles == 1
+
+
+def test_tiles_of_32_columns_are_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"k: must be a multiple of 64 from 64 to 131072 \(got 96; nearest: 64 or 128\)"
+    ):
+        PackedGemm(64, 96, "q8_0")
+
+
+BYTE = {"x_dtype": "e4m3", "precision": "fast", "weights": "e4m3"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"weights": "f32"}, "weights: must be one of"),
+        ({"tokens": 48}, "tokens: must be one of 8, 16"),
+        ({"x_dtype": "e4m3"}, r"x_dtype: exact digits are bf16 \(got e4m3; nearest: bf16\)"),
+        ({"x_dtype": "e4m3", "precision": "fast"}, r"e4m3 goes with weights in e4m3 \(got weights='bf16'"),
+        ({**BYTE, "weights": "e4m3_block", "promoted": True}, "promoted: sums of blocks with scales always are"),
+        ({**BYTE, "k": 192}, r"k: must be a multiple of 128 from 128 .* \(got 192; nearest: 128 or 256\)"),
+        ({**BYTE, "n": 256, "packed_out": True}, "packed_out: e4m3 needs the scale of a whole row"),
+        ({"promoted": True}, r"promoted: is a choice of e4m3 \(got promoted=True, x_dtype=bf16"),
+        ({"x_dtype": "f16"}, r"x_dtype: exact digits are bf16 \(got f16"),
+        ({"tokens": 256}, r"tokens: must be at most 128 .* \(got 256; nearest: 128\)"),
+        ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: must be at most 192"),
+        ({"tokens": 256, "gated": True, "activation": "silu", "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 256, "tokens": 192, "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 64, "gated": True, "activation": "silu"}, "tile_rows: a gated product has 128 or 256"),
+        ({"split": 8}, "split: must be at most 4, the tiles of k"),
+        ({"tile_rows": 192, "tokens": 256, "precision": "fast"}, "tokens: must be at most 192"),
+        ({"tile_rows": 192, "gated": True, "activation": "silu"}, r"a gated product has 128 or 256 \(got 192"),
+        ({"out_dtype": "bf16", "residual": True}, r"out_dtype: with residual it is f32 \(got bf16"),
+        ({"out_dtype": "e4m3"}, "out_dtype: must be one of f32, bf16, f16"),
+        ({"share": 4, "tokens": 64, "split": 4}, r"share: with split at most 8 CTAs \(got share=4, .* nearest: 2"),
+        ({"share": 8, "tokens": 128}, "share: must be one of 0, 1, 2, 4"),
+        ({"gated": True, "tokens": 8}, "gated: needs an activation"),
+        ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
+        ({"packed_out": True, "residual": True}, "residual: a packed result is added to nothing"),
+    ],
+)
+def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        PackedGemm(**{"n": 64, "k": 256, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"dtype": "e4m3"}, r"dtype: exact digits are bf16 \(got e4m3; nearest: bf16\)"),
+        ({"precision": "fast", "group": 128}, "group: must be 0 with dtype bf16, which has no scales"),
+        ({"precision": "fast", "dtype": "e4m3", "group": 64}, "group: must be one of 0, 128"),
+    ],
+)
+def test_illegal_tiles_of_tokens_are_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        PackTokens(256, **fields)
+
+
+def test_it_is_for_sm_90a_alone() -> None:
+    assert supports(PackedGemm(64, 64), "sm_90a")
+    assert "sm_90a" in str(supports(PackedGemm(64, 64), "sm_90"))
+    assert not supports(PackedGemm(64, 64), "sm_100")
+
+
+def test_the_first_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
+    spec = PackedGemm(64, 1024, tokens=8, precision="fast", programmatic=True)
+    at = Geometry.of(spec)
+    before, after = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)
+    assert before.count("@%elected cp.async.bulk") == at.early * at.records > 0
+    assert "[%tokens_from]" in after
+    assert "[%tokens_from]" not in before
+
+
+@pytest.mark.parametrize("indirect", [False, True])
+def test_with_many_tokens_only_where_their_number_is_known(indirect: bool) -> None:
+    spec = PackedGemm(256, 1024, tokens=128, precision="fast", programmatic=True, indirect=indirect)
+    at = Geometry.of(spec)
+    before = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)[0]
+    assert before.count("@%elected cp.async.bulk") == (0 if indirect else at.early * at.records)
+
+
+@pytest.mark.parametrize(
+    ("fields", "elects"),
+    [
+        ({"n": 128}, True),
+        ({"n": 140}, False),  # the last CTA's records past the last are the last
+        ({"n": 128, "weights": "q8_0"}, False),
+        ({"n": 128, "weights": "e4m3", "x_dtype": e4m3, "tile_rows": 128}, True),
+        ({"n": 128, "weights": "e4m3", "x_dtype": e4m3, "tile_rows": 64}, False),
+    ],
+)
+def test_one_lane_copies_records_that_lie_one_after_the_other(fields: dict[str, Any], elects: bool) -> None:
+    text = generate(PackedGemm(k=1024, tokens=128, precision="fast", **fields), WHERE).text
+    assert ("elect.sync" in text) == elects
+
+
+def test_no_turns_where_a_warpgroup_has_several_products_a_stage() -> None:
+    for fields in ({"tokens": 256, "tile_rows": 128}, {"tokens": 128, "tile_rows": 64}):
+        spec = PackedGemm(384, 1536, "e4m3_block", x_dtype=e4m3, precision="fast", split=1, **fields)
+        assert not Geometry.of(spec).turns
+        assert "next_turn" not in generate(spec, WHERE).text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", tokens.TOKENS)
+@pytest.mark.parametrize("fusion", [{}, {"gated": True, "activation": "silu"}])
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+def test_every_legal_tile_has_two_stages_that_fit(
+    name: str, count: int, fusion: dict[str, Any], precision: str
+) -> None:
+    fields = {"n": 4096, "k": 4096, "weights": name, "tokens": count, "precision": precision, **fusion}
+    if not supports({"kernel_type": "packed_gemm", **fields}, WHERE):
+        return
+    at = Geometry.of(PackedGemm(**fields))
+    assert at.stages >= geometry.FEWEST
+    assert at.shared + geometry.KEPT <= geometry.SHARED
+    assert at.chunks * at.shape.blocks % (2 * at.shape.part) == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [1, 33, 65, 512, 4096])
+@pytest.mark.parametrize("more", [{}, {"gated": True, "activation": "silu"}, {"tokens": 64}])
+def test_the_best_tile_is_legal(name: str, rows: int, more: dict[str, Any]) -> None:
+    for precision in tokens.DIGITS:
+        if rows > 64 or "tokens" in more:
+            spec = PackedGemm.best(rows, n=4096, k=2048, weights=name, precision=precision, **more)
+            assert supports(spec, WHERE)
+
+
+def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
+    few = PackedGemm.best(128, n=2048, k=8192, precision="fast")
+    many = PackedGemm.best(4096, n=4096, k=4096, precision="fast")
+    assert few.split > 1
+    assert (many.tokens, many.split) == (256, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "n", "k", "more"),
+    [
+        (64, 4096, 4096, {}),
+        (64, 28672, 4096, {}),
+        (112, 4096, 4096, {}),
+        (112, 4096, 4096, {"weights": "e4m3_channel", "x_dtype": "e4m3"}),
+    ],
+)
+def test_tokens_that_are_never_the_fastest_have_a_tile_where_they_are_given(
+    count: int, n: int, k: int, more: dict[str, Any]
+) -> None:
+    spec = PackedGemm.best(512, n=n, k=k, tokens=count, precision="fast", **more)
+    assert spec.tokens == count
+    assert spec.tile_rows > 0
+    assert PackedGemm.best(512, n=n, k=k, precision="fast", **more).tokens != count
+
+
+@pytest.mark.parametrize("k", [4096, 14336])
+def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
+    spec = PackedGemm.best(128, n=4096, k=k, precision="fast")
+    assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
+
+
+@needs_assembler
+@pytest.mark.parametrize(("name", "count", "rows"), [("e4m3_block", 128, 256), ("e4m3_channel", 192, 128)])
+def test_no_spills_of_products_of_bytes(name: str, count: int, rows: int) -> None:
+    spec = PackedGemm(4096, 4096, name, tokens=count, tile_rows=rows, x_dtype="e4m3", precision="fast")
+    ptx = generate(spec, WHERE)
+    assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
+
+
+@needs_assembler
+@pytest.mark.parametrize(("name", "count"), [("bf16", 64), ("q4_k", 16), ("q6_k", 64), ("int4_g128", 64)])
+def test_no_spills_at_a_models_sizes(name: str, count: int) -> None:
+    for fusion in ({"residual": True}, {"gated": True, "activation": "silu"}):
+        ptx = generate(PackedGemm(4096, 4096, name, tokens=count, precision="fast", **fusion), WHERE)
+        assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
