@@ -6,7 +6,8 @@
 Every call is a node of a CUDA graph over weights that exceed the L2; results are bf16, as cuBLAS has them; neither time
 counts the rounding of x, which is `pack-e4m3`. Implementations of a case are measured one after the other, the cases in
 a random order. `ptxgen`: `PackedGemm.best`, launched programmatically; `promoted`: f32 adds up the sums of
-every 128 columns, as it always does those of blocks. `cublas`: scales of rows, `use_fast_accum` as it is by default,
+every 128 columns, as it always does those of blocks; `row-scales`: of blocks of weights, with a scale a row of x
+instead of one for every 128 columns. `cublas`: scales of rows, `use_fast_accum` as it is by default,
 False; `cublas-fast`: True; `cublas-block`: scales of 1 × 128 of x and 128 × 128 of the weights. `error`: of 64 tokens,
 against float64 of x before it was rounded; `of_sums`: of x after.
 """
@@ -35,7 +36,7 @@ BLOCK_SHAPES = SHAPES[:4]
 LARGEST = 1 << 16  # outputs of a matrix that many tokens are multiplied with
 SPREAD = 100.0  # of normal numbers that have no scale, so that their bytes are those of scaled ones
 FEW_SETS = 4  # of weights where their read is hidden
-PACK = "pack-e4m3"
+PACK, BY_ROW = "pack-e4m3", "row-scales"
 ROWWISE = {"cublas": False, "cublas-fast": True}  # whether it accumulates fast
 
 
@@ -57,6 +58,8 @@ def specs(case: Case) -> dict[str, PackedGemm]:
     found = {"ptxgen": PackedGemm.best(m, **fields, programmatic=True)}
     if name == "e4m3_channel" and m in MANY:
         found["promoted"] = PackedGemm.best(m, **fields, programmatic=True, promoted=True)
+    if name == "e4m3_block" and m in MANY:
+        found[BY_ROW] = PackedGemm.best(m, **fields, programmatic=True, row_scales=True)
     return found
 
 
@@ -170,7 +173,13 @@ def main(run: Run, given: argparse.Namespace) -> None:
     as_time_allows(run, chosen, wanted, measure, given.seconds)
 
 
-IMPLS = ("ptxgen", "promoted", PACK, "cublas", "cublas-fast", "cublas-block", "floor")
+IMPLS = ("ptxgen", "promoted", BY_ROW, PACK, "cublas", "cublas-fast", "cublas-block", "floor")
+RATIOS = (
+    ("e4m3_channel", "ptxgen", "cublas"),
+    ("e4m3_block", "ptxgen", "cublas"),
+    ("e4m3_block", "ptxgen", "cublas-block"),
+    ("e4m3_block", BY_ROW, "cublas"),
+)
 Found = dict[tuple[Any, ...], dict[str, dict[str, Any]]]
 
 
@@ -186,7 +195,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line a case: µs of every implementation, cuBLAS ÷ ours, TFLOP/s, the errors."""
     head = (
         "tokens", "N × K", "weights", *(f"{impl}, µs" for impl in IMPLS), "cuBLAS ÷ ours", "TFLOP/s", "error",
-        "of sums: ptxgen, promoted",
+        "of sums: ptxgen, promoted or row-scales",
     )  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for (m, n, k, name), each in sorted(by_case(rows).items(), key=lambda item: (item[0][3], item[0][1:3], item[0][0])):
@@ -195,7 +204,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         cells = [f"{each[impl]['us']:.2f}" if impl in each else "" for impl in IMPLS]
         ratio = f"{each['cublas']['us'] / ours['us']:.2f}" if "cublas" in each else ""
-        of_sums = ", ".join(f"{each[impl]['of_sums']:.1e}" for impl in ("ptxgen", "promoted") if impl in each)
+        of_sums = ", ".join(f"{each[impl]['of_sums']:.1e}" for impl in ("ptxgen", "promoted", BY_ROW) if impl in each)
         more = (f"{ours['tflops']:.0f}", f"{ours['error']:.1e}", of_sums)
         lines.append(f"| {m} | {n}×{k} | {name} | {' | '.join(cells)} | {ratio} | {' | '.join(more)} |")
     return "\n".join(lines)
@@ -203,19 +212,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> str:
     """For each format and numbers of tokens the geometric mean and the least of cuBLAS ÷ ours; of scales of blocks
-    beside those of cuBLAS, too."""
+    beside those of cuBLAS, too, and of ours with tokens' scales of rows."""
     said = []
-    for name, peer in (("e4m3_channel", "cublas"), ("e4m3_block", "cublas"), ("e4m3_block", "cublas-block")):
+    for name, impl, peer in RATIOS:
         for tokens in (FEW, MANY[:1], MANY[1:2], MANY[2:]):
             found = [
-                each[peer]["us"] / each["ptxgen"]["us"]
+                each[peer]["us"] / each[impl]["us"]
                 for (m, _, _, kind), each in by_case(rows).items()
-                if kind == name and m in tokens and {peer, "ptxgen"} <= each.keys()
+                if kind == name and m in tokens and {peer, impl} <= each.keys()
             ]
             if found:
                 span = f"{tokens[0]} to {tokens[-1]}" if len(tokens) > 1 else f"{tokens[0]}"
                 mean = math.exp(sum(map(math.log, found)) / len(found))
-                beside = "" if peer == "cublas" else f" ({peer})"
+                beside = "".join(f" ({named})" for named in (impl, peer) if named not in ("ptxgen", "cublas"))
                 said.append(f"{name}{beside}, {span} tokens {mean:.2f} (least {min(found):.2f})")
     return "; ".join(said)
 

@@ -99,7 +99,8 @@ def whole_models() -> Iterable[str]:
     yield (
         "Tokens and weights in e4m3, results in bf16; no time counts the rounding of tokens, which is `pack-e4m3`. "
         "`ptxgen`: launched programmatically; tensor cores add up all products, of blocks those of 128 columns; "
-        "`promoted`: f32 adds up the sums of every 128 columns. `cublas`: `torch._scaled_mm`, scales of rows; "
+        "`promoted`: f32 adds up the sums of every 128 columns; `row-scales`: of blocks of weights, scales of rows "
+        "of tokens, not of 128 columns. `cublas`: `torch._scaled_mm`, scales of rows; "
         "`cublas-fast`: the same with `use_fast_accum=True`; `cublas-block`: `scaled_mm`, scales of 1 × 128 and "
         "128 × 128. `error`: relative, against float64 of tokens before they were rounded; `of sums`: after, with what "
         f"rounding to bf16 leaves. Geometric means of cuBLAS ÷ ours: {e4m3_products.ratios(in_bytes)}. "

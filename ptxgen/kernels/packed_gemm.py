@@ -15,6 +15,7 @@ from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
@@ -60,9 +61,11 @@ class PackedGemm(PackedProduct):
     With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
     scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`, powers of four (or 0 with
     bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only, other scales are wrong
-    there, and the reference refuses them. Products are those of the bytes, scales are applied to their sums. Tensor
-    cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2); `promoted`: f32 adds up
-    their sums of every 128 columns (2e-4), as it must with blocks.
+    there, as are products with the weights' scales beyond f32's normal numbers, and the reference refuses both. With
+    `row_scales` x has a scale a row beside such weights, too, which is faster: numbers below 2^-14 of their row's
+    largest lose bits, else those below 2^-12 of their block's. Products are those of the bytes, scales are applied to
+    their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2);
+    `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
     `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
     units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
     with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits (of what is
@@ -137,6 +140,10 @@ class PackedGemm(PackedProduct):
             split=1,
             programmatic=True,
         ),
+        dict(n=128, k=768, weights="e4m3_block", tokens=192, x_dtype="e4m3", precision="fast", split=1),
+        dict(
+            n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1, row_scales=True
+        ),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", programmatic=True),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
@@ -205,8 +212,10 @@ class PackedGemm(PackedProduct):
         """Rules of scales where products are of bytes."""
         if not isinstance(weight_formats().get(self.weights), E4m3):
             yield f"x_dtype: e4m3 goes with weights in e4m3 (got weights={self.weights!r}; nearest: x_dtype=bf16)"
-        elif self.by_block and self.promoted:
+        elif self.in_blocks and self.promoted:
             yield "promoted: sums of blocks with scales always are (got promoted=True; nearest: False)"
+        if self.row_scales and not self.in_blocks:
+            yield f"row_scales: is for weights with scales of blocks (got weights={self.weights!r}; nearest: False)"
         if self.packed_out:
             yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
 
@@ -226,6 +235,8 @@ class PackedGemm(PackedProduct):
             yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
 
     def _rules_without_scales(self) -> Iterator[str]:
+        if self.row_scales:
+            yield f"row_scales: is a choice of e4m3 (got row_scales=True, x_dtype={self.x_dtype}; nearest: False)"
         if self.promoted:
             yield f"promoted: is a choice of e4m3 (got promoted=True, x_dtype={self.x_dtype}; nearest: promoted=False)"
 
@@ -300,7 +311,7 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
-            fewer, more = FACTORED_REGISTERS if at.factored else REGISTERS[at.shape.groups]
+            fewer, more = FACTORED_REGISTERS if at.pipelined else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
@@ -316,8 +327,9 @@ class PackedGemm(PackedProduct):
         kind = IntegerMultiplier if self.by_row else Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier
+        if at.pipelined:
+            kind = FactoredMultiplier if at.factored else BlockMultiplier
         if at.factored:
-            kind = FactoredMultiplier
             FactorFinder(b, self, at, ring).build(tasks)
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)
@@ -356,6 +368,22 @@ class PackedGemm(PackedProduct):
             "n_rows": n_rows_given(sizes, self.indirect),
         }
 
+    def _out_of_range(self, x_scales: np.ndarray, weight: np.ndarray, count: int) -> str:
+        """Which product of finite scales is no normal f32 number, of the first `count` tokens; "" for none."""
+        import numpy as np
+
+        tiles, first = self.kind.tiles(self.k), self.kind.tiles(self.k) * self.kind.tile_bytes
+        trailer = np.ascontiguousarray(weight.reshape(self.parts * self.kind.records(self.n), -1)[:, first:])
+        of_weights = np.abs(trailer.view(np.float32)[:, :tiles].astype(np.float64))
+        of_x = np.abs(x_scales.transpose(0, 2, 1).reshape(-1, x_scales.shape[1])[:count, :tiles].astype(np.float64))
+        for group in range(tiles):
+            x, w = (each[:, group][(each[:, group] > 0) & np.isfinite(each[:, group])] for each in (of_x, of_weights))
+            if x.size and w.size:
+                least, most = w.min() * min(x.min(), 1.0), w.max() * x.max()
+                if least < 2.0**-126 or most >= 2.0**128:
+                    return f"got {least if least < 2.0**-126 else most:g} in group {group}"
+        return ""
+
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
@@ -363,6 +391,9 @@ class PackedGemm(PackedProduct):
         scales = a["x_scales"] if self.scaled or self.by_row else None
         if self.by_block and (wrong := packed.no_power_of_four(a["x_scales"], count, self.k // self.x_group)):
             raise SpecError(f"PackedGemm.x_scales: must be powers of four, or 0 (got {wrong})")
+        if self.by_block and (wrong := self._out_of_range(a["x_scales"], a["weight"], count)):
+            limits = "must be 0, or at least 2^-126 and below 2^128"
+            raise SpecError(f"PackedGemm.x_scales: times the weights' {limits} ({wrong})")
         x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)
         y = multiplied(self, x, a)
         out = a["out"].copy()

@@ -1,4 +1,5 @@
-"""Products of many tokens in e4m3 with scales of blocks: powers of four that a warp packs, against float64."""
+"""Products of many tokens in e4m3 by weights with scales of blocks, against float64: tokens' scales are powers of four
+that a warp packs, or those of rows."""
 
 from __future__ import annotations
 
@@ -40,9 +41,11 @@ def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @MODES
 @pytest.mark.parametrize(("rows", "count"), FACTORED)
 @pytest.mark.parametrize("k", [128, 1152])
-def test_every_tile(mode: str, rows: int, count: int, k: int) -> None:
-    spec = product(n=512, k=k, tokens=count, tile_rows=rows, split=1)
-    assert Geometry.of(spec).factored
+@pytest.mark.parametrize("row_scales", [False, True])
+def test_every_tile(mode: str, rows: int, count: int, k: int, row_scales: bool) -> None:
+    spec = product(n=512, k=k, tokens=count, tile_rows=rows, split=1, row_scales=row_scales)
+    assert Geometry.of(spec).pipelined
+    assert Geometry.of(spec).factored != row_scales
     trial(spec, CpuDevice(mode=mode), target=WHERE, rows=count + 9, limit=EXACT).require()
 
 
@@ -52,6 +55,9 @@ CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (700, {"n": 512, "k": 1152, "tokens": 192, "split": 1, "residual": True, "indirect": True, "programmatic": True}),
     (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "split": 2, "activation": "silu"}),
     (300, {"n": 512, "k": 1024, "tokens": 96, "share": 2, "stream": True, "residual": True, "programmatic": True}),
+    (300, {"n": 384, "k": 512, "tokens": 128, "split": 2, "bias": True, "row_scales": True}),
+    (300, {"n": 512, "k": 512, "tokens": 192, "stream": True, "row_scales": True, "programmatic": True}),
+    (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "activation": "silu", "row_scales": True}),
 )
 
 
@@ -60,7 +66,26 @@ CASES: tuple[tuple[int, dict[str, Any]], ...] = (
 @pytest.mark.usefixtures("few_processors")
 def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str, Any]) -> None:
     spec = product(**fields)
-    assert Geometry.of(spec).factored
+    assert Geometry.of(spec).pipelined
+    trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=EXACT).require()
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (20, {"n": 200, "tokens": 16}),
+        (90, {"n": 200, "tokens": 64, "tile_rows": 128}),
+        (150, {"n": 200, "tokens": 128, "tile_rows": 256, "residual": True}),
+        (70, {"n": 72, "tokens": 64, "gated": True, "activation": "silu"}),
+    ],
+    ids=str,
+)
+def test_rows_of_tokens_beside_blocks_of_weights_that_are_not_whole(
+    mode: str, rows: int, fields: dict[str, Any]
+) -> None:
+    spec = product(k=640, row_scales=True, **fields)
+    assert not Geometry.of(spec).pipelined
     trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=EXACT).require()
 
 
@@ -78,7 +103,7 @@ def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str,
 )
 def test_other_products_read_scales_themselves(fields: dict[str, Any]) -> None:
     spec = product(**{"k": 512, "tokens": 128, "tile_rows": 128, **fields})
-    assert not Geometry.of(spec).factored
+    assert not Geometry.of(spec).pipelined
     assert "factors:" not in generate(spec, WHERE).text
 
 
@@ -123,6 +148,19 @@ def test_a_scale_that_is_no_power_of_four_is_refused(count: int, scale: float) -
         trial(spec, CpuDevice(), target=WHERE, rows=40, arguments={"x_scales": scales})
     trial(spec, CpuDevice(), target=WHERE, rows=3, n_rows=3, limit=EXACT).require()
     assert [param.doc for param in spec.params() if param.name == "x_scales"] != [""]
+
+
+@pytest.mark.parametrize(("of_weights", "exponent"), [(1e-33, -9), (1e-30, -18), (1e-40, 20), (1e30, 20)])
+def test_scales_whose_product_is_no_normal_number_are_refused(of_weights: float, exponent: int) -> None:
+    spec = product(n=128, k=256, tokens=128)
+    given = spec.example(np.random.default_rng(0), rows=40)
+    first = spec.kind.tiles(256) * spec.kind.tile_bytes
+    given["weight"][:, first : first + 8] = np.full(2, of_weights, np.float32).view(np.uint8)
+    given["x_scales"][:] = np.float32(4.0) ** exponent
+    with pytest.raises(SpecError, match=r"^PackedGemm.x_scales: times the weights' must be 0, or at least 2\^-126"):
+        spec.reference(**given)
+    given["x_scales"][:] = 1 if of_weights > 1e-38 else 0
+    spec.reference(**given)
 
 
 def test_no_rows_are_refused_in_words() -> None:
@@ -181,12 +219,15 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
         {"out_dtype": bf16, "share": 2},
         {"out_dtype": bf16, "bias": True, "stream": True},
         {"bias": True, "activation": "silu"},
+        {"out_dtype": bf16, "split": 2},
     ],
     ids=str,
 )
-def test_no_spills(rows: int, count: int, more: dict[str, Any]) -> None:
-    """Of 256 tokens with a residual those are meant that read scales themselves."""
-    ptx = generate(product(n=4096, k=4096, tokens=count, tile_rows=rows, programmatic=True, **more), WHERE)
+@pytest.mark.parametrize("row_scales", [False, True])
+def test_no_spills(rows: int, count: int, more: dict[str, Any], row_scales: bool) -> None:
+    """Of 256 tokens with a residual those are meant that are not pipelined."""
+    fields = {"tokens": count, "tile_rows": rows, "programmatic": True, "row_scales": row_scales, **more}
+    ptx = generate(product(n=4096, k=4096, **fields), WHERE)
     assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
 
 
@@ -203,8 +244,10 @@ def test_the_best_tile_has_registers_for_an_activation(rows: int, activation: st
         "precision": "fast",
         "out_dtype": bf16,
     }
-    ptx = generate(PackedGemm.best(rows, **fields, bias=bias, activation=activation, programmatic=True), WHERE)
-    assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
+    for row_scales in (False, True):
+        more = {"bias": bias, "activation": activation, "programmatic": True, "row_scales": row_scales}
+        ptx = generate(PackedGemm.best(rows, **fields, **more), WHERE)
+        assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ BYTE = {"x_dtype": "e4m3", "precision": "fast", "weights": "e4m3"}
         ({**BYTE, "k": 192}, r"k: must be a multiple of 128 from 128 .* \(got 192; nearest: 128 or 256\)"),
         ({**BYTE, "n": 256, "packed_out": True}, "packed_out: e4m3 needs the scale of a whole row"),
         ({"promoted": True}, r"promoted: is a choice of e4m3 \(got promoted=True, x_dtype=bf16"),
+        ({"row_scales": True}, r"row_scales: is a choice of e4m3 \(got row_scales=True, x_dtype=bf16"),
+        ({**BYTE, "row_scales": True}, r"row_scales: is for weights with scales of blocks \(got weights='e4m3'"),
         ({"x_dtype": "f16"}, r"x_dtype: exact digits are bf16 \(got f16"),
         ({"tokens": 256}, r"tokens: must be at most 128 .* \(got 256; nearest: 128\)"),
         ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: must be at most 192"),

@@ -1,38 +1,37 @@
-"""Blocks' sums to the totals, of many tokens in e4m3 with a scale for every block of 128 columns.
+"""Blocks' sums to the totals where tokens, too, have a scale for every block of 128 columns.
 
 Shared memory bounds these products: that tensor cores read the tokens and threads the weights takes as long as the
 products. A thread that read a scale for each of its tokens, a quarter of all, would take half as long again. But the
-scales of tokens are powers of four, which their upper bytes say: a warp beside the copying one packs those of four
-tokens of a thread into a word, and leaves the weights' scale of the block beside them.
+scales of tokens are powers of four: times the weights' scale of the block, each differs from that in its upper byte
+alone. A warp beside the copying one packs those bytes of four tokens of a thread into a word, and leaves the weights'
+scale beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from ptxgen.builder import Builder, Fragment
-from ptxgen.builder.values import Reg, RegArray
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch, scratch_array
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.multiply import PER_CHUNK
+from ptxgen.products.wgmma.pipelined import PipelinedMultiplier
 from ptxgen.products.wgmma.product import PackedProduct
-from ptxgen.products.wgmma.promoted import PromotedMultiplier, Turn, Unit
+from ptxgen.products.wgmma.promoted import Unit
 from ptxgen.products.wgmma.ring import BELL, Ring
 from ptxgen.products.wgmma.scaled import OCTET
 from ptxgen.products.wgmma.tasks import Tasks
-from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+from ptxgen.products.wgmma.tokens import SCALE_BYTES
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.format import TILE_ROWS, Piece
 
 LANES = 32
 QUAD = 4  # lanes that have the columns of an octet
 PAIR = 2 * OCTET  # tokens whose scales a lane has in a word
-WORD = 4  # bytes
+WORD = PER_WORD = 4  # bytes, of as many factors
 UPPER_BYTES, BOTH_HALVES = 0x73, 0x5410  # for prmt: the upper bytes of two words; the lower halves of two
-LOWEST = 0x80  # the bit of an exponent that is not in the upper byte
-FROM_BYTE = 0x0455  # for prmt with it: a power of four from the byte that is added to this
+LOWER_BYTES = 0x0654  # for prmt: those of the second word below the byte of the first that is added to this
 
 
 class Factors(NamedTuple):
@@ -85,32 +84,31 @@ class FactorFinder:
             b.op("add.u64", scale_at, scale_at, kind.tiles(spec.k) * kind.tile_bytes)
             if tasks.first_step is not None:
                 b.op("mad.wide.u32", scale_at, tasks.first_step, SCALE_BYTES, scale_at)
-            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=tells)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0])
             left = b.op("mov.u32", "factor_steps", tasks.steps)
         with b.fragment("poll_scales", "whether the tokens' scales are there"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[BELL * at.stages], ring.parity)
-        with b.fragment("factors", "the upper bytes of four scales; the weights' next scale is asked for"):
+        with b.fragment("factors", "the upper bytes of four factors; the weights' next scale is asked for"):
             b.op("mov.f32", scale, next_scale)
             b.op("sub.u32", left, left, 1)
             more = b.op("setp.ne.u32", "finds_more", left, 0)
             b.op("add.u64", scale_at, scale_at, SCALE_BYTES)
-            asks = b.op("and.pred", "asks_scale", more, tells)
-            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=asks)
+            b.op("ld.global.nc.f32", next_scale, scale_at[0], pred=more)
             for place, offset_of in ((from_, scales), (to, word), (beside, base)):
                 b.op("add.u32", place, offset_of, ring.offset)
             for index in range(-(-words // LANES)):
                 pred = has_last if (index + 1) * LANES > words else None
-                self._pack(from_, own.begin - at.scale_bytes + LANES * WORD * SCALE_BYTES * index, pred)
+                self._pack(from_, own.begin - at.scale_bytes + LANES * WORD * SCALE_BYTES * index, scale, pred)
                 b.op("st.shared.b32", to[own.begin + LANES * WORD * index], self.word, pred=pred)
             b.op("st.shared.f32", beside[own.scale], scale, pred=tells)
             b.op("bar.warp.sync", -1)
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), ring.full[0], pred=tells)
             ring.turn()
 
-    def _pack(self, from_: Reg, offset: int, pred: Reg | None) -> None:
-        """Two neighbours of an octet, and the same of the next."""
+    def _pack(self, from_: Reg, offset: int, scale: Reg, pred: Reg | None) -> None:
+        """Two neighbours of an octet, and the same of the next, each times the weights' `scale`."""
         b = self.b
-        four = scratch_array(b, "four_scales", "b32", 4)
+        four = scratch_array(b, "four_scales", "f32", 4)
         self.word = scratch(b, "packed_scales", "b32")
         upper = scratch(b, "upper_scales", "b32")
         if pred is not None:
@@ -118,44 +116,22 @@ class FactorFinder:
         for half in (0, 1):
             own = four[2 * half : 2 * half + 2]
             convert.load_words(b, own, from_, offset + half * OCTET * SCALE_BYTES, space="shared", pred=pred)
+        for each in four:
+            b.op("mul.ftz.f32", each, each, scale)
         b.op("prmt.b32", self.word, four[0], four[1], UPPER_BYTES)
         b.op("prmt.b32", upper, four[2], four[3], UPPER_BYTES)
         b.op("prmt.b32", self.word, self.word, upper, BOTH_HALVES)
 
 
-class Step(NamedTuple):
-    """A unit's fragments: its products; on to the next stage, and that one's first weights where there is one (either
-    None but behind the last); `early`: these go before the wait; the wait, the next unit's weights, and the sums."""
-
-    products: Fragment | None
-    unpack: Fragment
-    advance: Fragment | None
-    load: Fragment | None
-    early: bool
-    finish: Fragment
-    promote: Fragment
-
-
-class Stage(NamedTuple):
-    """The fragments of a stage; the n-th of those that follow each other in the text."""
-
-    number: int
-    steps: list[Step]
-
-
-class FactoredMultiplier(PromotedMultiplier):
-    """The same fragments, for `Geometry.factored`, and `load_first`; `stages`: of a loop's turn.
-
-    The first weights of the next stage are read while the last products of a stage run, if there are registers for
-    both, or else while their sums go to the totals.
-    """
+class FactoredMultiplier(PipelinedMultiplier):
+    """The same fragments, for `Geometry.factored`."""
 
     def _scales(self) -> None:
         b, at = self.b, self.at
         self.place = Factors.of(at)
         self.words_of_scales = b.array("scales_word", "b32", at.shorts * at.product_tokens // PAIR)
         self.block_scale = b.reg("block_scale", "f32")
-        self.factors = b.array("factor", "f32", at.product_tokens // 4)
+        self.factors = b.array("factor", "f32", at.product_tokens // 4 if self._unpacks() else PER_WORD)
 
     def _trailing(self) -> list[Piece]:
         return []
@@ -171,66 +147,8 @@ class FactoredMultiplier(PromotedMultiplier):
         super()._find()
         self.b.op("add.u32", self.block_place, self.base, self.ring.offset)
 
-    def _unreleased(self) -> Reg | None:
-        b = self.b
-        self.more = b.reg("multiplies_more", "pred")
-        b.op("setp.eq.u32", self.more, 0, 0)
-        self.unpacks = b.op("setp.ne.u32", "has_products", b.known("tiles_in_all"), 0)
-        return None
-
-    def _release(self, has_released: Reg | None, arrives: Reg) -> None:
-        self.b.without("release", "multiplied")
-
     def _outside(self) -> None:
         self.b.without("ask_scales", "scale_sums")
-
-    def _stage(self) -> Iterator[Fragment | Turn]:
-        b = self.b
-        with b.fragment("load_first", "the tile's first weights"):
-            self._read_straight(self._part_of(self.units[0]), self.sets[0])
-        b.expose(unpacks=self.unpacks, stages=[Stage(n, self._steps(n)) for n in range(len(self.sets))])
-        return iter(())
-
-    def _steps(self, stage: int) -> list[Step]:
-        b, units, found = self.b, self.units, []
-        own, following = self.sets[stage], self.sets[(stage + 1) % len(self.sets)]
-        ahead = len(self.shorts) - 1  # units whose products run while the sums of one go to the totals
-        early = len(self.sets) > 1
-        goes_on = len(units) - 1 - (ahead if early else 0)
-        for unit in units:
-            number, name = unit.number, f"{stage}_{unit.number}"
-            issued = units[: ahead + 1] if number == 0 else units[number + ahead : number + ahead + 1]
-            products = None
-            if issued:
-                with b.fragment(f"products{name}", "; ".join(map(self._named, issued))) as products:
-                    for each in issued:
-                        self._products(each, own)
-            with b.fragment(f"unpack{name}", "its tokens' factors") as unpack:
-                self._unpack(unit)
-            advance = load = None
-            if number == goes_on:
-                with b.fragment(f"advance{stage}", "on to the next stage") as advance:
-                    self._advance()
-                with b.fragment(f"load{stage}", "its first weights") as load:
-                    self._read_straight(self._part_of(units[0]), following)
-            with b.fragment(f"finish{name}", "its products are done") as finish:
-                b.op("wgmma.wait_group.sync.aligned", min(ahead, len(units) - 1 - number))
-            with b.fragment(f"promote{name}", f"sums of tokens {unit.first} on to the totals") as promote:
-                self._promote(unit, 0)
-                if unit is units[-1]:
-                    self._arrive(self.arrives)
-            found.append(Step(products, unpack, advance, load, early, finish, promote))
-        return found
-
-    def _products(self, unit: Unit, own: RegArray) -> None:
-        b = self.b
-        b.op("wgmma.fence.sync.aligned")
-        for chunk in self._part_of(unit).chunks:
-            self._describe(self._chunk_of_tokens(unit.tile, chunk) + unit.first * ROW_BYTES)
-            a = own[PER_CHUNK * chunk : PER_CHUNK * (chunk + 1)]
-            b.op(self.product, self._short(unit).regs, a, self.descriptor, int(chunk > 0), 1, 1)
-        b.op("wgmma.commit_group.sync.aligned")
-        self._read_scales(unit)
 
     def _read_scales(self, unit: Unit) -> None:
         """The scales of the unit's tokens, and of the weights."""
@@ -247,25 +165,22 @@ class FactoredMultiplier(PromotedMultiplier):
         first = unit.number % len(self.shorts) * each
         return list(self.words_of_scales[first : first + each])
 
-    def _advance(self) -> None:
-        b, ring = self.b, self.ring
-        b.op("mov.u32", self.released, ring.empty)
-        ring.turn()
-        b.op("sub.u32", self.step, self.step, 1)
-        b.op("setp.ne.u32", self.more, self.step, 0)
-
     def _promote(self, unit: Unit, running: int) -> None:
         b, short, totals = self.b, self._short(unit), self.sums[unit.block][unit.first // 2 :]
+        late = not self._unpacks()
         for i in range(self.at.product_tokens // 2):
-            factor = self.factors[i // 4 * 2 + i % 2]
+            if late and i % 8 == 0:
+                self._unpack_word(self._words(unit)[i // 8])
+            factor = self.factors[i // 4 % 2 * 2 + i % 2 if late else i // 4 * 2 + i % 2]
             b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
 
-    def _unpack(self, unit: Unit) -> None:
-        b, words = self.b, self._words(unit)
-        for index, factor in enumerate(self.factors):
-            b.op("prmt.b32", self._bits(), words[index // 4], LOWEST, FROM_BYTE | index % 4 << 12)
-            b.op("mov.b32", factor, self._bits())
-            b.op("mul.f32", factor, factor, self.block_scale)
+    def _unpacks(self) -> bool:
+        return len(self.shorts) > 1  # with one set of sums nothing of this warpgroup runs meanwhile
 
-    def _bits(self) -> Reg:
-        return scratch(self.b, "factor_bits", "b32")
+    def _unpack(self, unit: Unit) -> None:
+        for word, first in zip(self._words(unit), range(0, len(self.factors), PER_WORD), strict=True):
+            self._unpack_word(word, first)
+
+    def _unpack_word(self, word: Reg, first: int = 0) -> None:
+        for index, factor in enumerate(self.factors[first : first + PER_WORD]):
+            self.b.op("prmt.b32", factor, word, self.block_scale, LOWER_BYTES | index << 12)

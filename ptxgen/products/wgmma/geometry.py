@@ -64,9 +64,11 @@ INTEGER_TILES = (
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
-# products of e4m3 with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product, sets of their
-# sums, and of fragments of A
-FACTORED = {(128, 96): (96, 1, 2), (128, 128): (64, 2, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+# products of e4m3 by weights with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product,
+# sets of their sums and of fragments of A. The same by `blocks.py`, which has no factors in registers, and of more than
+# `MOST_ADDED` tokens whose k CTAs share
+FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 SWIZZLE = 1024  # bytes after which it repeats
@@ -220,10 +222,10 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
     return min(tokens, LARGEST_PIECE), 1, 1
 
 
-def _factored(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether a warp packs the scales of blocks: of CTAs that have whole blocks of rows, all of them there."""
+def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether sums of blocks take turns with products: of CTAs that have whole blocks of rows, all of them there."""
     rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
-    if not spec.by_block or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
+    if not spec.in_blocks or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
         return False
     if spec.residual and tokens > MOST_ADDED:
         return False
@@ -256,7 +258,8 @@ class Geometry:
     streams: bool  # CTAs share out the k of all tiles
     result_buffers: int  # of a warp's results as they are, in turn
     integers: bool  # products are those of integers
-    factored: bool  # a warp packs the scales of blocks: `factors.py`
+    pipelined: bool  # sums of whole blocks take turns with products: `pipelined.py`
+    factored: bool  # and a warp packs the scales of tokens
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -273,7 +276,8 @@ class Geometry:
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
-            factored = _factored(spec, tokens, shape)
+            pipelined = _pipelined(spec, tokens, shape)
+            factored = pipelined and spec.by_block
             beside = scales + (tokens + FACTOR_BYTES if factored else 0)
             stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
@@ -298,15 +302,17 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
-        if factored:
-            promoted = FACTORED[records * TILE_ROWS, tokens]
+        if pipelined:
+            promoted = (FACTORED if factored else UNIFORM)[records * TILE_ROWS, tokens]
+            if not factored and tokens > MOST_ADDED and (spec.stream or shape.split > 1):
+                promoted = UNIFORM_SHARED
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row, factored,
+            spec.by_row, pipelined, factored,
         )  # fmt: skip
 
     @property
@@ -324,7 +330,7 @@ class Geometry:
         """Whether warpgroups take turns at products whose sums are short: where each has one in a stage, so that it
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
-        return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.factored) and alone
+        return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.pipelined) and alone
 
     @property
     def warps(self) -> int:

@@ -57,6 +57,11 @@ class PackedProduct(Weighted):
         silent="the executor adds exactly",
         doc="e4m3: f32 adds the sums of every 128 columns",
     )
+    row_scales: bool = field(
+        default=False,
+        later=True,
+        doc="e4m3 by weights with scales of blocks: x has a scale a row, not one for every 128 columns",
+    )
 
     @property
     def digits(self) -> int:
@@ -69,9 +74,14 @@ class PackedProduct(Weighted):
         return self.x_dtype == e4m3
 
     @property
-    def by_block(self) -> bool:
-        """Whether they have a scale for every block of 128 columns."""
+    def in_blocks(self) -> bool:
+        """Whether the weights have a scale for every block of 128 columns."""
         return self.scaled and isinstance(self.kind, E4m3) and self.kind.per == "block"
+
+    @property
+    def by_block(self) -> bool:
+        """Whether x has, too."""
+        return self.in_blocks and not self.row_scales
 
     @property
     def straight(self) -> bool:
@@ -81,7 +91,7 @@ class PackedProduct(Weighted):
     @property
     def promotes(self) -> bool:
         """Whether f32 adds up what tensor cores have of 128 columns each: they keep some 14 bits of a sum in e4m3."""
-        return self.by_block or (self.scaled and self.promoted)
+        return self.in_blocks or (self.scaled and self.promoted)
 
     @property
     def beside(self) -> str:

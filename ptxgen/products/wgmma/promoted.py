@@ -47,7 +47,7 @@ class PromotedMultiplier(ScaledMultiplier):
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         super().__init__(b, spec, at, ring)
         self.shorts = [b.array(f"short{n}_", "f32", at.product_tokens // 2) for n in range(at.shorts)]
-        if spec.by_block:
+        if spec.in_blocks:
             self._scales()
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
@@ -59,6 +59,8 @@ class PromotedMultiplier(ScaledMultiplier):
         b, at = self.b, self.at
         # asked for before the stage is waited for: one for each of its tiles and blocks of rows
         self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
+        if not self.spec.by_block:
+            return
         # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
         # their turn anyway
         self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * OCTET)) * OCTET
@@ -134,7 +136,10 @@ class PromotedMultiplier(ScaledMultiplier):
             b.op("wgmma.wait_group.sync.aligned", running)
             b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
             for total, each in zip(totals, short, strict=False):
-                b.op("add.f32", total, total, each)
+                if self.spec.in_blocks:
+                    b.op("fma.rn.f32", total, each, self._block_scale(unit.tile, unit.block), total)
+                else:
+                    b.op("add.f32", total, total, each)
             return
         for first in range(0, self.at.product_tokens, self.half):
             self._find_factors(unit, first)
@@ -148,10 +153,14 @@ class PromotedMultiplier(ScaledMultiplier):
     # -- scales of blocks ----------------------------------------------------------------------------------------------
 
     def _outside(self) -> None:
-        if not self.spec.by_block:
+        if not self.spec.in_blocks:
             super()._outside()
             return
-        self.b.without("scale_sums")
+        if self.spec.by_block:
+            self.b.without("scale_sums")
+        else:
+            with self.b.fragment("scale_sums", "the scales of tokens"):
+                self._scale_totals()
         with self.b.fragment("ask_scales", "the weights' scales of the stage"):
             (piece,) = self._trailing()
             for block, place in enumerate(self.scales_at):

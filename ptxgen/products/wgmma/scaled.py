@@ -6,6 +6,8 @@ of the whole matrix, are applied to the totals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
@@ -25,14 +27,8 @@ class ScaledMultiplier(Multiplier):
 
     def _scale_totals(self) -> None:
         b, at = self.b, self.at
-        (piece,) = self._trailing()
         place = self._token_scales()
-        of_rows = scratch_array(b, "row_scale", "f32", 2 * at.shape.blocks)
-        for block, trailer in enumerate(self.scales_at):
-            own = of_rows[2 * block : 2 * block + 2]
-            convert.load_words(b, own[: piece.words], trailer, space="global.nc")
-            if piece.words == 1:
-                b.op("mov.f32", own[1], own[0])
+        of_rows = () if self.spec.in_blocks else self._row_scales()  # those of blocks are in the totals
         of_tokens = scratch_array(b, "token_scale", "f32", 2)
         for octet in range(at.tokens // OCTET):
             convert.load_words(b, of_tokens, place, SCALE_BYTES * OCTET * octet, space="global")
@@ -40,8 +36,21 @@ class ScaledMultiplier(Multiplier):
                 b.note(f"tokens {OCTET * octet} to {OCTET * octet + OCTET - 1} of the tile, block {block}", after=RUN)
                 for i in range(4):
                     total = sums[4 * octet + i]
-                    b.op("mul.f32", total, total, of_rows[2 * block + i // 2])
+                    if of_rows:
+                        b.op("mul.f32", total, total, of_rows[2 * block + i // 2])
                     b.op("mul.f32", total, total, of_tokens[i % 2])
+
+    def _row_scales(self) -> Sequence[Reg]:
+        """Those of the lane's two rows of every block."""
+        b = self.b
+        (piece,) = self._trailing()
+        found = scratch_array(b, "row_scale", "f32", 2 * self.at.shape.blocks)
+        for block, trailer in enumerate(self.scales_at):
+            own = found[2 * block : 2 * block + 2]
+            convert.load_words(b, own[: piece.words], trailer, space="global.nc")
+            if piece.words == 1:
+                b.op("mov.f32", own[1], own[0])
+        return found.regs
 
     def _token_scales(self) -> Reg:
         """Where the scales of the lane's tokens begin."""

@@ -60,7 +60,7 @@ WHOLE_K = (104, 112)  # tokens with which no k is shared
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of scales of rows
 IN_ROWS = {112: NONE}
 # and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
-IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,))}, 512
+IN_BLOCKS, MANY_IN_BLOCKS = {96: ((128,), (1,)), 256: ((64, 128), (1,))}, 512
 # the same of those whose results become 16-bit numbers after an activation, without a bias and with one: 128 rows leave
 # it no registers
 ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]] = {
@@ -206,7 +206,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     fewer times."""
     found = list(candidates(kernel, fields, rows))
     if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
-        found = [spec for spec in found if Geometry.of(spec).factored] or found
+        found = [spec for spec in found if Geometry.of(spec).pipelined] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))

@@ -2,7 +2,8 @@
 queries, some keys of a head each.
 
 Blocks of a batch are counted in the order of its sequences, 32 of them at a time: a lane counts those of one. Draws
-come in order, so a CTA goes through the batch once.
+come in order, so a CTA goes through the batch once. A page that several sequences share is widened for each of them, to
+the same bits in the same place: check mode notes such stores.
 """
 
 from __future__ import annotations
