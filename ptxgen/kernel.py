@@ -5,10 +5,12 @@ A kernel type is a frozen dataclass; an instance is a *spec*: one specialisation
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -229,6 +231,28 @@ def kernel_base(cls: type[K]) -> type[K]:
     return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
 
 
+def _named(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that says of fields which are not there, or are missing, what `make_spec` says."""
+
+    @functools.wraps(init)
+    def init_named(spec: KernelType, *args: object, **fields: object) -> None:
+        try:
+            init(spec, *args, **fields)
+        except TypeError:
+            names = [each.name for each in dataclasses.fields(spec)]  # type: ignore[arg-type]
+            first = dict(zip(names, args, strict=False))
+            if len(args) > len(names) or first.keys() & fields.keys():  # Python's own words are plain there
+                raise
+            reasons: tuple[str, ...] = ()
+            with contextlib.suppress(TypeError):  # of rules that compare what is missing
+                reasons = draft(type(spec), first | fields)[1]
+            if not reasons:
+                raise
+            raise spec_error(type(spec).__name__, reasons) from None
+
+    return init_named
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
@@ -236,6 +260,7 @@ def kernel_type(cls: type[K]) -> type[K]:
     Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
     """
     made = kernel_base(cls)  # equality and hash are the base's
+    made.__init__ = _named(made.__init__)  # type: ignore[method-assign]
     made.__repr__ = KernelType.__repr__  # type: ignore[method-assign]  # not that of a dataclass between them
     for each in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(each.type, str):  # a module that does not postpone its annotations

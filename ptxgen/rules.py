@@ -36,8 +36,8 @@ def _bounded(reason: str, low: float, high: float, step: int) -> Bounds:
 def between(field: str, value: float, low: float, high: float) -> Iterator[str]:
     """`low ≤ value ≤ high`."""
     if not low <= value <= high:
-        nearest = low if value < low else high
-        yield _bounded(f"{field}: must be from {low} to {high} (got {value}; nearest: {nearest})", low, high, 1)
+        nearest = "" if math.isnan(value) else f"; nearest: {low if value < low else high}"
+        yield _bounded(f"{field}: must be from {low} to {high} (got {value}{nearest})", low, high, 1)
 
 
 def multiple_of(field: str, value: int, step: int, low: int, high: int) -> Iterator[str]:

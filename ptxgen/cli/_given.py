@@ -46,6 +46,13 @@ def a_path(context: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
+def not_stdout(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A place to write to that has a name (a callback of options)."""
+    if value == "-":
+        raise click.UsageError(f"{param.opts[0]}: must be a name (got '-'); only generate writes to stdout, one kernel")
+    return value
+
+
 def begins_names(context: click.Context, param: click.Parameter, value: str) -> str:
     """What names can begin with (a callback)."""
     if value and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", value):

@@ -92,6 +92,19 @@ def _named_targets(ctx: click.Context) -> Sequence[str]:
     return []
 
 
+class KernelCommand(click.Command):
+    """The command of a kernel type; options that it has not, and its group has, are said to be the group's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as wrong:
+            group = ctx.parent.command.params if ctx.parent else []
+            if any(wrong.option_name in param.opts for param in group):
+                raise click.UsageError(f"{wrong.option_name}: goes without a kernel type (got {self.name})") from None
+            raise
+
+
 class KernelGroup(click.Group):
     """A group with one command per kernel type. `act(spec, **options)` is called with the spec of the fields given.
 
@@ -127,7 +140,7 @@ class KernelGroup(click.Group):
             spec = make_spec(cls.kernel_name, fields_given, _named_targets(click.get_current_context()))
             return self._act(spec, **values)
 
-        return click.Command(
+        return KernelCommand(
             cls.kernel_name.replace("_", "-"),
             callback=callback,
             params=[*(_option(cls, f) for f in fields), *self._options()],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import FloatRange
+from ptxgen.cli._given import FloatRange, not_stdout
 from ptxgen.cli._output import emit_json, json_option, printable, say
 from ptxgen.cli._run import SEED, isolate_options, limits_of
 from ptxgen.errors import SpecError
@@ -51,9 +51,10 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 @click.option("--equal-stores", is_flag=True, help="Unordered stores of equal values are findings, not notes.")
 @click.option("--any-order", is_flag=True, help="Results that depend on the order are notes, not findings.")
 @click.option("--coverage", is_flag=True, help="Show the lines and branches of the PTX that did not run.")
-@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
+@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", callback=not_stdout,
               help="Write a page: listing, counts, findings, warps over barriers.")  # fmt: skip
-@click.option("--sarif", type=click.Path(dir_okay=False), metavar="FILE", help="Write the findings as SARIF.")
+@click.option("--sarif", type=click.Path(dir_okay=False), metavar="FILE", callback=not_stdout,
+              help="Write the findings as SARIF.")  # fmt: skip
 @isolate_options
 @json_option
 def command(

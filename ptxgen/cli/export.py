@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import a_path, begins_names, given, not_empty
+from ptxgen.cli._given import a_path, begins_names, given, not_empty, not_stdout
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import progress, say
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _options() -> list[click.Option]:
     return [
         targets_option(),
-        click.Option(["-o", "--output"], metavar="DIR", help="The directory to write to."),
+        click.Option(["-o", "--output"], metavar="DIR", callback=not_stdout, help="The directory to write to."),
         click.Option(["--no-cubin"], is_flag=True, help="Write no cubin: needs no assembler."),
     ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ptxgen.cli._given import not_stdout
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import show
 from ptxgen.cli._run import launch_options, open_for, size_options
@@ -17,7 +18,7 @@ from ptxgen.kernel import KernelType
 def _options() -> Sequence[click.Option]:
     return [
         click.Option(["-o", "--output"], type=click.Path(dir_okay=False), required=True, metavar="FILE",
-                     help="the .npz to write"),
+                     callback=not_stdout, help="the .npz to write"),
         *launch_options(),
     ]  # fmt: skip
 

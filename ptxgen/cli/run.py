@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ptxgen.cli._given import not_stdout
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import emit_json, table
 from ptxgen.cli._run import isolate_list, launch_options, limits_of, open_for, size_options
@@ -21,7 +22,7 @@ def _options() -> Sequence[click.Option]:
         *launch_options(),
         click.Option(["--inputs"], type=click.Path(exists=True, dir_okay=False), default=None,
                      help="an .npz whose arrays replace arguments of the same name"),
-        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, metavar="FILE",
+        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, metavar="FILE", callback=not_stdout,
                      help="the .npz to write results to"),
         *isolate_list(),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for a machine to read."),

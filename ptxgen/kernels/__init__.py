@@ -22,6 +22,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # of `from ptxgen.kernels import *`
+        return class_names()
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     if name[:1].isupper() and module in own_modules():
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -9,10 +9,10 @@ A table is a JSON file with one row a line:
 
 Every key before `choose` narrows the row; one that is absent matches everything. `sm` is a row of the plan's `CHIPS`,
 `group` the query heads of a KV head, `kv_dtype` the element type and `kv_bytes` its bytes, `capacity` the first and
-last number of positions that can be visible (`max_len`, or the window where there is one), `batched`, `paged` and
-`programmatic` (the launch) true or false, and so is `invariant`, which is false where it is absent. The first row that
-matches counts: exact rows stand above general ones. `choose` has fields of `Choice`; what it leaves out, and every
-shape that no row names, is decided by the thresholds of the architecture in `models`.
+last number of positions that can be visible (`max_len`, or the window where there is one), `batched`, `paged`,
+`strided` (caches that grow) and `programmatic` (the launch) true or false, and so is `invariant`, which is false where
+it is absent. The first row that matches counts: exact rows stand above general ones. `choose` has fields of `Choice`;
+what it leaves out, and every shape that no row names, is decided by the thresholds of the architecture in `models`.
 
 `products` has rows of the same kind for products with one token on tensor cores (Gemv, NextToken):
 
@@ -60,6 +60,8 @@ class Choice:
     `room`: CTAs of a batch that run at the same time; its units are split so that these, or whole multiples of them,
     are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more. `rounds`: 1: splits that are
     due to `split_positions` are so many that they, too, fill whole multiples of `room`.
+    `last_first`: 1: the first CTAs take a batch's last sequences, whose rows the L2 may still hold behind a kernel that
+    wrote the caches. `aside`: 1: loads of rows to registers leave the order in which the L2 gives up lines as it is.
     """
 
     warps: int = _bounds(1, 32)
@@ -71,6 +73,8 @@ class Choice:
     mergers: int = _bounds(0, 16, power=True, default=0)
     room: int = _bounds(0, 1 << 20, default=0)
     rounds: int = _bounds(0, 1, default=0)
+    last_first: int = _bounds(0, 1, default=0)
+    aside: int = _bounds(0, 1, default=0)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Shape:
     paged: bool
     invariant: bool = False
     programmatic: bool = False
+    strided: bool = False
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,32 @@ def test_lengths_among_whole_rounds(batch: int) -> None:
             trial(one, CpuDevice(mode), target="sm_90", arguments=given, batch=batch).require()
 
 
+LAST_FIRST = Choice(warps=4, cluster=1, grid=20, in_flight=2, split_positions=128, mergers=1, last_first=1, aside=1)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"strided": True}, {}, {"page_size": 16}, {"window": 100}, {"kv_dtype": "s8"}, {"batch_invariant": True},
+        {"programmatic": True}, {"kv_dtype": "f32"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_last_sequence_first_and_loads_that_leave_the_l2_as_it_is(more: dict[str, object]) -> None:
+    """Loads that may not come before the wait for a kernel ahead, and those of the other loop, are as ever."""
+    with using(fixed(LAST_FIRST)):
+        one = spec(**{"max_len": 320, "head_dim": 64, "n_kv_heads": 2, "batched": True, "kv_dtype": "f16"} | more)
+        text = generate(one, "sm_90").text
+        for mode in ("check", "random"):
+            trial(one, CpuDevice(mode), target="sm_90", batch=3).require()
+    assert "sub.u32 %sequence, %last_sequence, %sequence;" in text
+    aside = not ("programmatic" in more or more.get("kv_dtype") == "f32")
+    assert ("createpolicy.fractional.L2::evict_unchanged.b64 %kv_policy" in text) == aside
+    loads = [line for line in text.splitlines() if "L1::no_allocate" in line and "%kv" in line.partition("[")[0]]
+    assert loads or not aside
+    assert all(line.endswith("%kv_policy;") == aside for line in loads)
+
+
 @pytest.mark.parametrize("batch", [1, 5])
 def test_long_and_short_sequences_in_one_batch(device: Device, batch: int) -> None:
     one = spec(max_len=16384, head_dim=8, n_heads=2, n_kv_heads=1, batched=True)

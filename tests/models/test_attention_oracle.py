@@ -47,6 +47,15 @@ def test_the_models_of_the_documents_table_are_those_of_the_installed_classes() 
     assert compare_configs.main(str(CONFIGS)) == 0
 
 
+def test_what_transformers_does_not_load_is_said_and_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise KeyError("a key")
+
+    monkeypatch.setattr(compare_configs, "record", refused)
+    found = compare_configs.compared(json.loads((CONFIGS / "llama-2-7b.json").read_text()), None)
+    assert found == "not compared, transformers does not load it ('a key')"
+
+
 def test_configurations_that_are_changed_at_random_are_refused_or_those_of_the_installed_classes() -> None:
     pytest.importorskip("torch", reason="torch is not installed: transformers' models need it")
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -307,6 +308,12 @@ def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"absent.gguf: cannot be read \(No such file"):
         open_model(tmp_path / "absent.gguf")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"m.gguf"])
+def test_what_is_no_path_is_named(path: Any) -> None:
+    with pytest.raises(SpecError, match=r"model: must be the path of a file or a folder \(got "):
+        open_model(path)
 
 
 @pytest.mark.parametrize("name", ["m.gguf", "m.bin", "m.safetensors", "config.json", "tokenizer.json"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import doctest
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 import ptxgen
-from ptxgen import SpecError, generate, make_spec, supports
+from ptxgen import SpecError, generate, make_spec, rules, supports
 from ptxgen.dtypes import DTYPES
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import FlashDecodingReduce, IncrementalAttention, KvCacheScatter
@@ -179,6 +181,32 @@ def test_specs_made_by_keyword_by_mapping_and_by_name_are_equal() -> None:
     assert hash(make_spec("FlashDecodingReduce", {"head_dim": 64, "n_heads": 2, "max_chunks": 2})) == hash(
         FlashDecodingReduce(64, 2, 2)
     )
+
+
+def test_a_constructor_says_of_its_fields_what_make_spec_says() -> None:
+    for fields in ({**PLAIN, "windows": 3}, {"max_len": 64}, {"max_len": 6.5, "heads": 2}):
+        with pytest.raises(SpecError) as of_name:
+            make_spec("incremental-attention", fields)
+        with pytest.raises(SpecError) as of_class:
+            IncrementalAttention(**fields)
+        assert str(of_class.value) == str(of_name.value)
+    with pytest.raises(TypeError, match="multiple values for argument 'max_len'"):
+        IncrementalAttention(64, max_len=64)
+    with pytest.raises(TypeError, match="positional arguments but 41 were given"):
+        IncrementalAttention(*range(40))
+    spec = IncrementalAttention(**PLAIN)
+    assert pickle.loads(pickle.dumps(spec)) == copy.copy(spec) == spec
+
+
+def test_a_star_imports_every_kernel_type() -> None:
+    names: dict[str, object] = {}
+    exec("from ptxgen.kernels import *", names)
+    assert {cls.__name__ for cls in TYPES.values()} <= names.keys()
+
+
+def test_a_number_that_is_none_has_no_nearest() -> None:
+    reasons = list(rules.between("theta", float("nan"), 1.0, 2.0))
+    assert reasons == ["theta: must be from 1.0 to 2.0 (got nan)"]
 
 
 def test_the_documents_example_says_what_supports_says() -> None:

@@ -29,7 +29,7 @@ MOST = 4097  # positions: what a longer class chooses is run at so many
 def name_of(row: Row) -> str:
     """The class in a few words."""
     where = dict(row.where)
-    flags = [name for name in ("batched", "programmatic", "invariant") if where.get(name)]
+    flags = [name for name in ("batched", "programmatic", "invariant", "strided") if where.get(name)]
     sizes = [str(where.get(name, "any")) for name in ("n_kv_heads", "group", "head_dim")]
     kind = where.get("kv_dtype", f"{where['kv_bytes']}B" if "kv_bytes" in where else "any")
     return "-".join([where["sm"], "x".join(sizes), str(kind), str(where.get("capacity", ("", "any"))[1]), *flags])
@@ -45,6 +45,7 @@ def spec_of(row: Row, max_len: int, group: int = 3) -> IncrementalAttention:
         max_len, where.get("head_dim", 64), heads * where.get("group", group), heads,
         q_dtype="f32" if kv_dtype == "f32" else "f16", kv_dtype=kv_dtype, batched=batched, indirect=not batched,
         programmatic=where.get("programmatic", False), batch_invariant=where.get("invariant", False),
+        strided=where.get("strided", False),
     )  # fmt: skip
 
 
@@ -82,8 +83,10 @@ def test_a_row_is_what_is_chosen(row: Row) -> None:
 def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
     sm, (spec, choice) = dict(row.where)["sm"], chosen(row)
     one, choice = fewer_heads(spec_of(row, min(spec.max_len, MOST)), choice, sm)
-    sizes = {"batch": 3} if one.batched else {}
+    sizes = ({"batch": 3} if one.batched else {}) | ({"n_keys": one.max_len} if one.strided else {})
     given = one.example(np.random.default_rng(4), **sizes)
+    if one.strided:
+        given["starts"][:] = 0
     for length in (one.max_len, one.max_len // 3):
         if one.batched:
             given["seq_lens"] = np.array([length, 0, 5], np.int32)

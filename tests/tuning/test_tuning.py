@@ -45,11 +45,12 @@ def test_every_shipped_row_is_the_first_for_some_shape() -> None:
         dim, group, heads = (where.get(name, other) for name, other in OTHERS.items())
         size = where.get("kv_bytes", 1 if where.get("kv_dtype") in ("s8", "e4m3") else 4)
         kinds = [where["kv_dtype"]] if "kv_dtype" in where else {1: ["e4m3", "s8"], 2: ["f16"], 4: ["f32"]}[size]
-        flags = [[where[name]] if name in where else [False, True] for name in ("batched", "invariant", "programmatic")]
-        for kind, capacity, (batched, invariant, programmatic) in itertools.product(
+        names = ("batched", "invariant", "programmatic", "strided")
+        flags = [[where[name]] if name in where else [False, True] for name in names]
+        for kind, capacity, (batched, *others) in itertools.product(
             kinds, where.get("capacity", (8, 1 << 20)), itertools.product(*flags)
         ):
-            shape = Shape(where["sm"], dim, group, heads, kind, size, capacity, batched, False, invariant, programmatic)
+            shape = Shape(where["sm"], dim, group, heads, kind, size, capacity, batched, False, *others)
             seen.add(next((index for index, other in enumerate(shipped().rows) if other.matches(shape)), None))
     assert sorted(i for i in seen if i is not None) == list(range(len(shipped().rows)))
 

@@ -11,6 +11,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.lines.words import counted
 
+MOST_SEQUENCES = 65535  # of a grid's z
+
 
 class Place(NamedTuple):
     """Registers of the CTA's place in the grid. `works` is None when no CTA is ever idle, `split` … `splits` when units
@@ -36,7 +38,7 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
     if plan.parts > 1:
         kv_head = b.op("div.u32", "kv_head", column, plan.parts)
         part = b.op("rem.u32", "part", column, plan.parts)
-    sequence = b.op("mov.u32", "sequence", b.special("ctaid.z")) if batched else None
+    sequence = _sequence(b, plan) if batched else None
     unit = column
     if sequence is not None:
         unit = b.op("mad.lo.u32", "unit", sequence, attention.problem.n_kv_heads * plan.parts, column)
@@ -73,6 +75,18 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
         tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
     )  # fmt: skip
     return Place(unit, sequence, query_index, works, split, active, splits, strided), task
+
+
+def _sequence(b: Builder, plan: Plan) -> Reg:
+    """The CTA's sequence."""
+    sequence: Reg = b.op("mov.u32", "sequence", b.special("ctaid.z"))
+    if plan.last_first:
+        b.note("the last sequence first: of rows that were just written, the L2 may still hold the last")
+        last = b.op("mov.u32", "last_sequence", b.special("nctaid.z"))
+        b.op("sub.u32", last, last, 1)
+        b.op("sub.u32", sequence, last, sequence)
+        b.op("min.u32", sequence, sequence, MOST_SEQUENCES - 1)  # a bound for everything that is computed from it
+    return sequence
 
 
 def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None, Reg | None, Reg | None]:

@@ -70,6 +70,7 @@ class Plan(CtaPlan):
     that: long sequences of a ragged batch. `grid` 0: splits follow the length alone, `split_tiles` for each as long as
     there are splits. `room`: see `_share`; `rounds`: see `_whole_rounds`. `mergers`: at most so many CTAs of a unit (of
     each rank of its clusters) merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
+    `last_first`: the first CTAs take the last sequence.
     """
 
     cluster: int
@@ -80,6 +81,7 @@ class Plan(CtaPlan):
     mergers: int = 0
     room: int = 0
     rounds: int = 0
+    last_first: bool = False
 
     @property
     def split(self) -> bool:
@@ -182,7 +184,7 @@ def shape_of(
         sm=chip_name(target), head_dim=problem.qk_dim, group=problem.group, n_kv_heads=problem.n_kv_heads,
         kv_dtype=problem.kv_dtype.name, kv_bytes=problem.kv_dtype.bytes,
         capacity=attention.variant.window or cache.max_len, batched=batched, paged=cache.page_size > 0,
-        invariant=invariant, programmatic=programmatic,
+        invariant=invariant, programmatic=programmatic, strided=cache.strided,
     )  # fmt: skip
 
 
@@ -204,7 +206,8 @@ def plan(
     chip = chip_of(target)
     choice = choice_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
     loop, shape = _loop(attention, target, choice.warps, choice.stages)
-    shape, units = shape._replace(in_flight=choice.in_flight), _units(attention, shape)
+    shape, units = shape._replace(in_flight=choice.in_flight, aside=choice.aside > 0), _units(attention, shape)
+    last_first = batched and choice.last_first > 0
     turns = 2 if choice.room else 1  # of a warp, at least: merging records takes as long as a turn
     useful = max(1, -(-_visible_tiles(attention, shape) // (turns * shape.warps)))
     ctas = min(useful, max(1, choice.grid // units))
@@ -221,12 +224,13 @@ def plan(
     if invariant:
         most = min(most, long_splits)
         mergers = _mergers(choice, most)
-        return Plan(loop, shape, parts, v_dim, cluster, most, most, 0, split_tiles, mergers)
+        return Plan(loop, shape, parts, v_dim, cluster, most, most, 0, split_tiles, mergers, last_first=last_first)
     if not batched:  # no more in flight than a warp ever gets
         turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
         shape = shape._replace(in_flight=min(shape.in_flight, turns), once=turns == 1)
     if not batched or long_splits == 1:
-        return Plan(loop, shape, parts, v_dim, cluster, share, most, mergers=_mergers(choice, most))
+        mergers = _mergers(choice, most)
+        return Plan(loop, shape, parts, v_dim, cluster, share, most, mergers=mergers, last_first=last_first)
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     most = max(most, long_splits)
     mergers = _mergers(choice, most)
@@ -235,7 +239,7 @@ def plan(
         splits = _whole_rounds(str(splits), choice.room, f"({units * cluster} * batch)")
         most = max(most, 2 * long_splits, choice.room // (units * cluster))
         mergers = _mergers(choice, most)
-    more = choice.room, rounds
+    more = choice.room, rounds, last_first
     return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers, *more)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptxgen.errors import FileError
+from ptxgen.errors import FileError, SpecError, brief
 from ptxgen.files.regular import size_of
 from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo, extra
 
@@ -19,6 +19,8 @@ def open_model(path: str | Path, max_len: int | None = None) -> ModelFile:
 
     Raises `FileError` for a damaged file and for what is not covered, `SpecError` for a configuration's values.
     """
+    if not isinstance(path, str | Path):
+        raise SpecError(f"model: must be the path of a file or a folder (got {brief(path)})")
     path = Path(path)
     try:
         with extra(path):

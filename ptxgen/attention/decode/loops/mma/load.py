@@ -12,6 +12,7 @@ from ptxgen.idioms.convert import scratch
 from ptxgen.scales import SCALE_GROUP
 
 LOAD = "ld.global.nc.L1::no_allocate.L2::128B"
+ASIDE_LOAD = "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::128B"  # takes a policy
 ORDERED_LOAD = "ld.global.L1::no_allocate.L2::128B"  # not before the wait for a kernel ahead; `nc` may move there
 FRESH_LOAD = "ld.relaxed.gpu.global"  # sees what was written while this kernel ran
 PREFETCH = "prefetch.global.L2"  # brings a line nearer; what is read later is what is there then
@@ -24,7 +25,7 @@ class Loader:
     Units are issued in stream order, `ring.depth` of them ahead of their use; a tile's first moves the pointers on.
     """
 
-    def __init__(self, b: Builder, attention: Attention, task: Task, ring: Ring) -> None:
+    def __init__(self, b: Builder, attention: Attention, task: Task, ring: Ring, *, aside: bool = False) -> None:
         self.b, self.attention, self.task, self.ring = b, attention, task, ring
         self.rows = attention.cache.sides
         self.kv = b.array("kv", "b32", ring.registers)
@@ -34,13 +35,17 @@ class Loader:
         self.q = b.reg("lane_q", "u32")
         self._pointers: dict[Kind, Pointer] = {}
         self._scale_pointers: dict[Kind, Pointer] = {}
-        self.load = ORDERED_LOAD if task.late_newest else LOAD
+        self.load = ORDERED_LOAD if task.late_newest else ASIDE_LOAD if aside else LOAD
+        self.policy: tuple[Reg, ...] = (b.reg("kv_policy", "b64"),) if self.load == ASIDE_LOAD else ()
 
     # -- once --------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> None:
         """Lane numbers, and every lane's pointers to tile 0 (of page 0)."""
         b, task = self.b, self.task
+        for policy in self.policy:
+            b.note("what the L2 holds of a kernel before stays there longer where rows that are read once make no room")
+            b.op("createpolicy.fractional.L2::evict_unchanged.b64", policy, 1.0)
         b.op("shr.u32", self.g, task.lane, 2)
         b.op("and.b32", self.q, task.lane, 3)
         self.token = b.op("shl.b32", "lane_token", self.q, 1)
@@ -158,9 +163,10 @@ class Loader:
                 if load == PREFETCH:
                     self.b.op(load, pointer[offset], pred=guards[row])
                     continue
+                policy = self.policy if load == self.load else ()
                 vector = f".v{len(words)}.b32" if len(words) > 1 else ".b32" if block.width == 4 else ".u16"
                 into = tuple(words) if len(words) > 1 else words[0]
-                self.b.op(load + vector, into, pointer[offset], pred=guards[row])
+                self.b.op(load + vector, into, pointer[offset], *policy, pred=guards[row])
             if block.scaled and load != PREFETCH:
                 pointer = self._scale_pointers[_key(block)].register
                 for row, distance in enumerate(block.rows):
@@ -169,6 +175,7 @@ class Loader:
                         f"{load}.u16",
                         self.register(position, placed, block.scale(row)),
                         pointer[offset],
+                        *(self.policy if load == self.load else ()),
                         pred=guards[row],
                     )
 

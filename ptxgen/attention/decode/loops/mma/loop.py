@@ -151,7 +151,7 @@ def build(
     tiles = -(-attention.cache.max_len // TILE)
     budget = min(budget_for_loads(attention, shape.heads, shape.warps, b.target), _MOST_IN_FLIGHT)
     ring = ring_of(layout_of(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
-    loader = Loader(b, attention, task, ring)
+    loader = Loader(b, attention, task, ring, aside=shape.aside)
     staged = stages_query(attention, shape.heads)
     query = Query(b, attention, shape, task, loader, shared=staged)
     once = shape.once and ring.ahead > 0
