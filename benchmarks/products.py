@@ -30,6 +30,7 @@ from ptxgen.generator import clear_cache, generate
 from ptxgen.kernel import supports
 from ptxgen.kernels import DigitGemm, Gemm, Gemv, PackDigits, digit_gemm, gemv
 from ptxgen.products.bytes import layout
+from ptxgen.products.few import geometry as few
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format, weight_formats
 
@@ -104,7 +105,9 @@ def product_of(m: int, n: int, k: int, weights: str, target: str) -> Gemv | Gemm
     """What a step multiplies so many exact rows with."""
     if m == 1:
         return Gemv(n, k, weights)
-    takes = weights in digit_gemm.FORMATS and k % layout.UNIT == 0
+    takes = (
+        weights in digit_gemm.FORMATS and k % layout.UNIT == 0 and (m <= layout.TOKENS or weights not in few.FORMATS)
+    )
     if takes and parse_target(target).includes_any(("sm_90",)):
         return DigitGemm.best(m, n=n, k=k, weights=weights)
     return Gemm(n, k, weights)
@@ -133,8 +136,9 @@ def _timed(spec: Any, weights: Weights, x: Any, wanted: Any, target: str) -> dic
     given = {} if isinstance(spec, Gemv) else {"n_rows": m}
     more = {}
     if isinstance(spec, DigitGemm):
-        packing = Loaded(generate(PackDigits(spec.k), target), rows=m)
-        digits = torch.zeros(shape_of(packing.ptx, "out", {"rows": m}), dtype=torch.uint8, device="cuda")
+        packing = Loaded(generate(PackDigits(spec.k, halves=spec.digits if spec.halves else 0), target), rows=m)
+        dtype = torch.bfloat16 if spec.halves else torch.uint8
+        digits = torch.zeros(shape_of(packing.ptx, "out", {"rows": m}), dtype=dtype, device="cuda")
         pack = packing.bind(x=x, out=digits, n_rows=m)
         pack()
         x, more = digits, {"pack_us": graph_us([pack] * 20)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import f32, u8
+from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, release_and_wait
 from ptxgen.kernel import field, kernel_type
@@ -17,6 +18,10 @@ from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, runs
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.bytes.units import Units
 from ptxgen.products.example import drawn_weight, multiplied
+from ptxgen.products.few import geometry as few
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.few.columns import FewColumns
+from ptxgen.products.few.results import HalfResults
 from ptxgen.products.product import Tokens
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.stream import Stream
@@ -27,9 +32,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
+    from ptxgen.builder.values import Shared
+    from ptxgen.products.columns import Columns
     from ptxgen.targets import Target
 
-FORMATS = tuple(name for name in weight_formats() if TokenColumns.takes(weight_format(name)))
+FORMATS = (*few.FORMATS, *(name for name in weight_formats() if TokenColumns.takes(weight_format(name))))
 MOST_ROWS = 1 << 22
 
 
@@ -41,6 +48,10 @@ class DigitGemm(Weighted):
     scalar, or `[1]` in device memory when `indirect`; rows from there on are not written. Products of a scale's columns
     are exact integers; of the whole the error is about 3e-7. A token's result depends neither on the number of tokens
     nor on their order. sm_90.
+    With weights in bf16 x is bf16 digits `[ceil(rows / 8), units of 64 columns, elements of a unit]`
+    (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one, to which x
+    is rounded (2e-3). `packed_out`: out is so, too, `[ceil(rows / 8), n / 64, 512]`, with zeros for tokens of a tile
+    from n_rows on.
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k
     (`DigitGemm.best` has both). `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x)
@@ -58,26 +69,37 @@ class DigitGemm(Weighted):
     split: int = field(default=1, draws=(1, 2), doc="CTAs that share k and add up their sums")
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    precision: str = field(default="exact", later=True)
+    packed_out: bool = field(default=False, later=True, doc="out is packed as x is, for the next product")
 
     norm, eps = "", 0.0  # x is normed when it is packed
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
-    unreported = {r"/n20_k256_.* barrier .*bar.sync 0; griddepcontrol.wait": "found in random order"}
+    unreported = {
+        r"/n20_k256_.* barrier .*bar.sync 0; griddepcontrol.wait": "found in random order",
+        r" option: tokens=": "does not matter: of how many tokens a CTA has results do not depend",
+    }
     golden_lines = 1350  # the tiles of a run stand out one by one
     goldens = (
         dict(n=40, k=512),
         dict(n=20, k=256, weights="q6_k", residual=True, indirect=True, programmatic=True),
         dict(n=36, k=512, weights="q6_k", split=2, tokens=16),
         dict(n=16, k=256, activation="silu", gated=True),
+        dict(n=36, k=512, weights="bf16", bias=True, split=2),
+        dict(n=64, k=256, weights="bf16", activation="silu", gated=True, precision="fast", packed_out=True),
     )
 
     def rules(self) -> Iterator[str]:
         found = list(self._rules_of_fields())
         yield from found
         if not found and not self.runs.fits:
-            yield f"tokens: as many of {self.k} inputs do not fit in shared memory (got {self.tokens}; nearest: 8)"
+            if self.halves and few.takes(self.kind, self.k, self.precision):
+                nearest = few.best_split(self.kind.records(self.n), self.parts, self.kind, self.k, self.precision)
+                yield f"split: {self.k} inputs do not fit in shared memory (got {self.split}; nearest: {nearest})"
+            else:
+                yield f"tokens: as many of {self.k} inputs do not fit in shared memory (got {self.tokens}; nearest: 8)"
 
     def _rules_of_fields(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
@@ -90,8 +112,31 @@ class DigitGemm(Weighted):
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         yield from rules.one_of("split", self.split, tuple(SPLITS))
-        if self.split > self.k // layout.UNIT:
-            yield f"split: must be at most {self.k // layout.UNIT}, the units of k (got {self.split}; nearest: 1)"
+        if self.weights in FORMATS:
+            yield from self._rules_of_shares()
+
+    def _rules_of_shares(self) -> Iterator[str]:
+        """Of weights that are known."""
+        if self.split > self.kind.tiles(self.k):
+            yield f"split: must be at most {self.kind.tiles(self.k)}, the units of k (got {self.split}; nearest: 1)"
+        yield from rules.one_of("precision", self.precision, tuple(few_layout.DIGITS))
+        if self.weights in few.FORMATS:
+            if self.tokens != layout.TOKENS:
+                yield f"tokens: with weights in {self.weights} they are 8 (got {self.tokens}; nearest: 8)"
+            if self.kind.tiles(self.k) % self.split:
+                yield f"split: must divide the {self.kind.tiles(self.k)} tiles of k (got {self.split}; nearest: 1)"
+        elif self.precision != "exact":
+            yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
+        if self.packed_out:
+            yield from self._rules_of_packing()
+
+    def _rules_of_packing(self) -> Iterator[str]:
+        """Of results that are packed."""
+        yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
+        if self.precision != "fast":
+            yield f"packed_out: is for one bf16 number (got precision={self.precision!r}; nearest: packed_out=False)"
+        if self.residual:
+            yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -101,23 +146,45 @@ class DigitGemm(Weighted):
     @property
     def runs(self) -> TokenRuns:
         """How the work is shared out."""
-        return share_runs(self.kind.records(self.n), self.parts, self.kind, self.k, self.tokens, self.split)
+        records = self.kind.records(self.n)
+        if self.halves:
+            return few.share_few(records, self.parts, self.kind, self.k, self.precision, self.split)
+        return share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split)
+
+    @property
+    def halves(self) -> bool:
+        """Whether digits are bf16 numbers."""
+        return self.weights in few.FORMATS
+
+    @property
+    def digits(self) -> int:
+        """How many."""
+        return few_layout.DIGITS[self.precision] if self.halves else layout.DIGITS
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
         """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
+        if kind.name in few.FORMATS:
+            precision, parts = fields.get("precision", "exact"), 2 if fields.get("gated") else 1
+            split = few.best_split(kind.records(fields["n"]), parts, kind, fields["k"], precision)
+            return cls(**fields, split=split)
         runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
         out = [buffer("x", u8, *layout.shape(self.k), align=16)]
+        if self.halves:
+            out = [buffer("x", bf16, *few_layout.shape(self.k, self.digits), align=16)]
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
-        out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
+        if self.packed_out:
+            out.append(buffer("out", bf16, *few_layout.shape(self.n, self.digits), access="out", align=16))
+        else:
+            out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -130,20 +197,25 @@ class DigitGemm(Weighted):
     def build(self, b: Builder) -> None:
         at, spec = self.runs, self
         units = Units(b, at)
-        stream = Stream(b, spec, at, TokenColumns(b, self.kind, at.groups, units.vector))
+        stream = Stream(b, spec, at, self._columns(b, at, units.vector))
         stream.locate("ctaid.x", split=at.split)
         requests = stream.request()
         units.make(stream.lane, stream.warp)
         units.clear(stream.thread, stream.rank)
         release_and_wait(b, self.programmatic)
         tokens = self._tokens(b, at)
-        units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.k // layout.UNIT)
-        results = TokenResults(b, spec, at, units.vector)
+        units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.kind.tiles(self.k))
+        results = (HalfResults if self.packed_out else TokenResults)(b, spec, at, units.vector)
         slots = results.locate(stream)
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)
         results.build_results(stream, tokens)
         b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1)
+
+    def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
+        if self.halves:
+            return FewColumns(b, self.kind, self.digits, vector)
+        return TokenColumns(b, self.kind, at.groups, vector)
 
     def _tokens(self, b: Builder, at: TokenRuns) -> Tokens:
         with b.fragment("rows", "this CTA's first token, and how many there are"):
@@ -163,8 +235,9 @@ class DigitGemm(Weighted):
         import numpy as np
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
+        x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         return {
-            "x": layout.pack(rng.standard_normal((sizes["rows"], self.k), np.float32)),
+            "x": few_layout.pack(x, self.digits) if self.halves else layout.pack(x),
             "weight": weight,
             "n_rows": n_rows_given(sizes, self.indirect),
         }
@@ -173,8 +246,14 @@ class DigitGemm(Weighted):
         import numpy as np
 
         count, out = rows_of(a), a["out"].copy()
-        y = multiplied(self, layout.unpack(a["x"], count, self.k), a)
+        unpacked = partial(few_layout.unpack, digits=self.digits) if self.halves else layout.unpack
+        x = unpacked(a["x"], count, self.k)
+        y = multiplied(self, x, a)
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
-        out[:count] = y.astype(np.float32)
+        if self.packed_out:
+            packed = few_layout.pack(y.astype(np.float32), self.digits)
+            out[: len(packed)] = packed
+        else:
+            out[:count] = y.astype(np.float32)
         return {"out": out}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import f32, u8
+from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
@@ -15,6 +15,8 @@ from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.digits import CHUNKS, LANES, OWN, UnitDigits
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.few.digits import HalfDigits
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ class PackDigits(KernelType):
     out `[ceil(rows / 8), units of 256 columns, bytes of a unit]` (`ptxgen.products.bytes.layout`), in which the rows of
     a tile from n_rows on are zero; tiles without a row are not written. A value becomes an integer of 23 bits in units
     of a power of two of its 256 columns; what is not finite makes these columns NaN. n_rows is a scalar, or `[1]` in
-    device memory when `indirect`.
+    device memory when `indirect`. With `halves` out is so many bf16 numbers of each value instead, which add up to it
+    (to f32 with three), `[ceil(rows / 8), units of 64 columns, elements of a unit]` (`ptxgen.products.few.layout`).
 
     `dim`: columns. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight) is packed. `eps`: added
     to the mean square. `norm_offset`: added to the norm's weights.
@@ -47,6 +50,7 @@ class PackDigits(KernelType):
     norm_offset: float = 0.0
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: signed bytes; else so many bf16 digits")
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
     golden_targets = ("sm_80", "sm_90")
@@ -54,12 +58,15 @@ class PackDigits(KernelType):
         dict(dim=512),
         dict(dim=4608, norm="rms", norm_offset=1.0, indirect=True),
         dict(dim=768, norm="rms", programmatic=True),
+        dict(dim=512, norm="rms", halves=3, indirect=True),
+        dict(dim=256, halves=1),
     )
     lowest_target = "sm_80"
 
     def rules(self) -> Iterator[str]:
         yield from rules.multiple_of("dim", self.dim, layout.UNIT, layout.UNIT, 1 << 17)
         yield from rules.one_of("norm", self.norm, ("", "rms"))
+        yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
 
@@ -87,7 +94,10 @@ class PackDigits(KernelType):
         out = [buffer("x", f32, "rows", self.dim, align=16)]
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=16))
-        out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
+        if self.halves:
+            out.append(buffer("out", bf16, *few_layout.shape(self.dim, self.halves), access="out", align=16))
+        else:
+            out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -109,7 +119,7 @@ class PackDigits(KernelType):
                 part = b.op("mov.u32", "row_part", b.special("ctaid.y"))
                 b.op("mad.lo.u32", place, part, self.threads, thread)
             tile, token = split(b, "tile", "token", row, layout.TOKENS)
-        digits = UnitDigits(b)
+        digits = HalfDigits(b, self.halves) if self.halves else UnitDigits(b)
         with b.fragment("begin", "where the thread reads and writes"):
             unit, of_unit = split(b, "unit", "place_of_unit", place, LANES)
             pair, quad = split(b, "pair_of_unit", "quad", of_unit, 4)
@@ -118,8 +128,8 @@ class PackDigits(KernelType):
             column = b.op("mul.lo.u32", "own_column", unit, layout.UNIT)
             b.op("mad.lo.u32", column, pair, layout.PAIR, column)
             b.op("mad.lo.u32", column, quad, 4, column)
-            to = b.op("mad.wide.u32", "unit_to", tile, self.units * layout.UNIT_BYTES, b.ld_param("out"))
-            b.op("mad.wide.u32", to, unit, layout.UNIT_BYTES, to)
+            to = b.op("mad.wide.u32", "unit_to", tile, self.units * digits.unit_bytes, b.ld_param("out"))
+            b.op("mad.wide.u32", to, unit, digits.unit_bytes, to)
             digits.begin(pair, quad, token, to)
         gains: tuple[Reg, ...] = ()
         if self.norm:
@@ -211,6 +221,8 @@ class PackDigits(KernelType):
 
         count = rows_of(a)
         x = a["x"][:count]
+        if self.halves:  # rows past the last, whose zeros have the sign of the norm's weights
+            x = np.pad(x, ((0, -count % layout.TOKENS), (0, 0)))
         if self.norm:
             total = np.sum(x.astype(np.float64) ** 2, 1, keepdims=True).astype(np.float32)
             mean = total.astype(np.float64) * np.float32(1 / self.dim) + np.float32(self.eps)
@@ -218,5 +230,5 @@ class PackDigits(KernelType):
             x = x * (a["norm_weight"] + np.float32(self.norm_offset))
         out = np.array(a["out"])
         tiles = -(-count // layout.TOKENS)
-        out[:tiles] = layout.pack(x)
+        out[:tiles] = few_layout.pack(x, self.halves) if self.halves else layout.pack(x)
         return {"out": out}

@@ -181,6 +181,7 @@ class _Step(AttentionOfStep):
         packs = self.packs(kinds[:2], model.dim) and self.packs(kinds[2:], model.hidden)
         packs &= not (self.digits(kinds[:2], model.dim) or self.digits(kinds[2:], model.hidden))
         packs &= not (self.integers(kinds[:2], model.dim) or self.integers(kinds[2:], model.hidden))
+        packs &= not self._gates_halves(kinds)
         scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
         if gated and packs and model.hidden % WIDE_TILE == 0 and scaled == (None, None):
             out = self._packed_gate(x, kinds)
@@ -188,7 +189,10 @@ class _Step(AttentionOfStep):
             width = model.hidden if gated else 2 * model.hidden
             fields = {"gated": True, "activation": model.activation} if gated else {}
             source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
-            if gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
+            if gated and self._gives_halves(kinds):
+                out = self._halves_of("down_proj", model.hidden)
+                self._gate(source, norm, out, packed_out=True)
+            elif gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
                 out = self.tensor(self.at("gate_up.out"), "scratch", (self.rows, model.hidden), bf16)
                 self._gate(source, norm, out, out_dtype=bf16)
             else:
@@ -196,6 +200,17 @@ class _Step(AttentionOfStep):
                 (self._gate if gated else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
+
+    def _gates_halves(self, kinds: Sequence[str]) -> bool:
+        """Whether the product of gate and up reads bf16 digits."""
+        weights = 2 * self.model.hidden * self.model.dim
+        return self.halves(kinds[:2], weights, self.model.dim, normed=True)
+
+    def _gives_halves(self, kinds: Sequence[str]) -> bool:
+        """Whether it leaves its results so for that of down, as one number each."""
+        hidden, rounded = self.model.hidden, self._rounding == "fast"
+        takes = rounded and self.halves(kinds[2:], hidden * self.model.dim, hidden, normed=False)
+        return takes and self._gates_halves(kinds)
 
     def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

@@ -15,6 +15,8 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.few.geometry import takes as few_takes
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, DIGITS_BY_ROW, columns, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
@@ -33,6 +35,9 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
+# Weights of a product from which rows that are normed become bf16 digits, and from which others do.
+LARGE = 1 << 24
+HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
@@ -59,6 +64,7 @@ class Products(Draft):
     """A step of `model` as far as its products go; `precision` is that of several rows."""
 
     model: ModelSpec
+    step: str
     precision: str
     batch_invariant: bool
 
@@ -105,6 +111,8 @@ class Products(Draft):
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
+            if self.tensors[str(x)].dtype == bf16:
+                fields["precision"] = self._rounding
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = _fewest(rows, tuple(sorted(wanted.items())))
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
@@ -140,6 +148,8 @@ class Products(Draft):
             return x, norm
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
+        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
+            return (self._half_rows(role, x, k, norm) if norm else x), ""
         if self.integers(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
@@ -154,14 +164,25 @@ class Products(Draft):
 
     def is_in_digits(self, x: str | Ref) -> bool:
         """Whether rows lie as `_digit_rows` leaves them."""
-        return self.is_packed(x) and self.tensors[str(x)].dtype == u8
+        return self.is_packed(x) and len(self.tensors[str(x)].shape) == 3
 
     def digits(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns become digits of bytes for weights of these formats."""
-        few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
-        few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
+        few = 1 < self.rows <= DIGITS_TO[self.precision] and self._brings_digits(k)
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
-        return few and takes and runs_on(parse_target(self.target)) and not self.integers(kinds, k)
+        return few and takes and not self.integers(kinds, k)
+
+    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
+        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, or where the
+        product before can leave them so, and else stay as they are: for so many weights of these formats."""
+        few = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
+        few &= weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
+        return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+
+    def _brings_digits(self, k: int) -> bool:
+        """Whether products bring digits of k columns to shared memory."""
+        whole = k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
+        return whole and not self.batch_invariant and runs_on(parse_target(self.target))
 
     def integers(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
@@ -175,13 +196,27 @@ class Products(Draft):
         """Rows of x as digits of bytes, normed."""
         shape = (-(-self.rows // layout.TOKENS), k // layout.UNIT, layout.UNIT_BYTES)
         out = self.tensor(self.at(f"{role}.digits"), "scratch", shape, u8)
+        self._pack_digits(role, x, out, k, norm)
+        return out
+
+    def _half_rows(self, role: str, x: str, k: int, norm: str) -> str:
+        """Rows of x as bf16 digits, normed."""
+        out = self._halves_of(role, k)
+        self._pack_digits(role, x, out, k, norm, halves=few_layout.DIGITS[self._rounding])
+        return out
+
+    def _halves_of(self, role: str, k: int) -> str:
+        """Scratch memory for rows as bf16 digits."""
+        shape = self._extents(few_layout.shape(k, few_layout.DIGITS[self._rounding]))
+        return self.tensor(self.at(f"{role}.digits"), "scratch", shape, bf16)
+
+    def _pack_digits(self, role: str, x: str, out: str, k: int, norm: str, **fields: Any) -> None:
         given: dict[str, str | Ref] = {"x": x, "out": out}
-        fields: dict[str, Any] = {"dim": k}
+        fields |= {"dim": k}
         if norm:
             given["norm_weight"] = self._norm_weight(norm)
             fields |= self._norm_fields()
         self.op("pack_digits", f"{role}.digits", given, {"rows": self.rows}, **fields)
-        return out
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""

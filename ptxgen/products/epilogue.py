@@ -197,7 +197,15 @@ class Epilogue:
 
     def store(self, out_row: Reg) -> None:
         """Bias, activation, gate, residual, and the store, by threads whose row the matrix has."""
-        b, spec, out = self.b, self.spec, self.out
+        b, out, result = self.b, self.out, self.surround(out_row)
+        if self.spec.residual:
+            before = self.before or b.op("ld.global.f32", "before", out[0])
+            b.op("add.f32", result, result, before)
+        b.op("st.global.f32", out[0], result)
+
+    def surround(self, out_row: Reg) -> Reg:
+        """The result with bias, activation and gate."""
+        b, spec = self.b, self.spec
         result = self.values[0]
         if spec.bias:
             bias = b.ld_param("bias")
@@ -208,10 +216,7 @@ class Epilogue:
             activate(b, spec.activation, (result,))
         if spec.gated:
             b.op("mul.f32", result, result, self.values[1])
-        if spec.residual:
-            before = self.before or b.op("ld.global.f32", "before", out[0])
-            b.op("add.f32", result, result, before)
-        b.op("st.global.f32", out[0], result)
+        return result
 
     def end(self, loop: TileLoop | Stream) -> Sequence[tuple[str, str]]:
         """What follows when a thread has no more results: templates, and the builder's bodies that they place."""

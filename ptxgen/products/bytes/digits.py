@@ -21,6 +21,8 @@ OFFSET = 0x808080  # makes digits of a byte unsigned
 class UnitDigits:
     """What becomes of the 16 values of a thread: `keep`."""
 
+    unit_bytes = layout.UNIT_BYTES
+
     def __init__(self, b: Builder) -> None:
         self.b = b
         self.largest, self.size = b.reg("unit_largest", "f32"), b.reg("one_size", "f32")

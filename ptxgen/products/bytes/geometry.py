@@ -61,9 +61,14 @@ class TokenRuns(Runs):
         return self.tokens // layout.TOKENS
 
     @property
+    def unit_bytes(self) -> int:
+        """Of eight tokens' columns of a tile."""
+        return layout.UNIT_BYTES
+
+    @property
     def vector_bytes(self) -> int:
         """Of the tokens in shared memory."""
-        return self.tiles * self.groups * layout.UNIT_BYTES
+        return self.tiles * self.groups * self.unit_bytes
 
     @property
     def slot_bytes(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Addr, Reg, Shared
 from ptxgen.idioms import convert
-from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.geometry import TokenRuns
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -46,7 +45,7 @@ class Units:
             convert.clear(b, zeros)
             to = b.op("mov.u32", "clear_to", self.vector)
             b.op("mad.lo.u32", to, thread, 16, to)
-            nbytes, reach = at.spare * at.groups * layout.UNIT_BYTES, 16 * at.threads
+            nbytes, reach = at.spare * at.groups * at.unit_bytes, 16 * at.threads
             for begin in range(0, nbytes, reach):
                 b.op("setp.lt.and.u32", clears, thread, max(0, nbytes - begin) // 16, is_last)
                 convert.store_words(b, to, zeros.regs, begin, space="shared", pred=clears)
@@ -61,7 +60,7 @@ class Units:
             b.op("shr.u32", last, last, 3)
             tile, own = b.op("shr.u32", "first_tile_of_cta", first, 3), b.reg("own_tile", "u32")
             to = b.op("mov.u32", "unit_to", self.vector)
-            b.op("mad.lo.u32", to, lane, at.groups * layout.UNIT_BYTES, to)
+            b.op("mad.lo.u32", to, lane, at.groups * at.unit_bytes, to)
             place = b.op("mov.u32", "own_unit", lane)
             if first_unit is not None:
                 b.op("add.u32", place, place, first_unit)
@@ -72,15 +71,15 @@ class Units:
                 bell = self.bell[BELL * begin]
                 if begin < at.spare:
                     self._without(index, has, bell)
-                b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, at.groups * layout.UNIT_BYTES, pred=has)
+                b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, at.groups * at.unit_bytes, pred=has)
                 for group in range(at.groups):
                     b.op("add.u32", own, tile, group)
                     b.op("min.u32", own, own, last)
                     b.op("min.u32", own, own, MOST_TILES)
-                    b.op("mad.wide.u32", from_, own, units * layout.UNIT_BYTES, source)
-                    b.op("mad.wide.u32", from_, place, layout.UNIT_BYTES, from_)
-                    target = to[layout.UNIT_BYTES * (at.groups * begin + group)]
-                    b.op(COPY, target, from_[layout.UNIT_BYTES * begin], layout.UNIT_BYTES, bell, pred=has)
+                    b.op("mad.wide.u32", from_, own, units * at.unit_bytes, source)
+                    b.op("mad.wide.u32", from_, place, at.unit_bytes, from_)
+                    target = to[at.unit_bytes * (at.groups * begin + group)]
+                    b.op(COPY, target, from_[at.unit_bytes * begin], at.unit_bytes, bell, pred=has)
 
     def _without(self, index: Reg, has: Reg, bell: Addr) -> None:
         """Units that are zero have come."""

@@ -1,0 +1,62 @@
+"""How a product of up to eight tokens in bf16 digits is shared out: clusters over rows, their CTAs over k, warps.
+Choices are a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ptxgen.products.bytes.geometry import SPLITS, Shape, TokenRuns
+from ptxgen.products.bytes.layout import TOKENS
+from ptxgen.products.few import layout
+
+if TYPE_CHECKING:
+    from ptxgen.weights.format import WeightFormat
+
+FORMATS = ("bf16",)
+SHAPE = Shape(16, 4)
+
+
+@dataclass(frozen=True)
+class FewRuns(TokenRuns):
+    """`TokenRuns` whose tokens are so many bf16 digits of each element."""
+
+    digits: int = 0
+
+    @property
+    def unit_bytes(self) -> int:
+        """Of eight tokens' columns of a tile."""
+        return layout.unit_bytes(self.digits)
+
+
+def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int) -> FewRuns:
+    """The geometry with so many CTAs along k, whose tiles they divide: at most the warps and stages that have a
+    tile."""
+    tiles, turns = kind.tiles(k) // split, 1
+    while True:
+        clusters = min(units, SPLITS[split] * turns)
+        most_tiles = -(-units // clusters) * parts * tiles
+        warps = min(SHAPE.warps, most_tiles)
+        stages = min(SHAPE.stages, -(-most_tiles // warps))
+        digits = layout.DIGITS[precision]
+        runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, digits)
+        if runs.fits or clusters == units:
+            return runs
+        turns += 1
+
+
+def takes(kind: WeightFormat, k: int, precision: str) -> bool:
+    """Whether eight tokens of k columns fit in shared memory, shared out among some CTAs."""
+    whole = kind.name in FORMATS and k % kind.tile_k == 0
+    return whole and any(each.fits for each in _shares(1, 1, kind, k, precision))
+
+
+def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> int:
+    """CTAs that share k: the fewest that x fits for."""
+    found = _shares(units, parts, kind, k, precision)
+    return next((each.split for each in found if each.fits), found[-1].split)
+
+
+def _shares(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> list[FewRuns]:
+    splits = (split for split in SPLITS if kind.tiles(k) % split == 0)
+    return [share_few(units, parts, kind, k, precision, split) for split in splits]

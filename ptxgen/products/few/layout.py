@@ -1,0 +1,64 @@
+"""How a few tokens lie in memory as bf16 digits: eight of them a tile, units of 64 columns that bulk copies bring.
+
+`[tile of tokens, unit]`, of each unit `[pair of chunks, digit, lane, 16 bytes]`: lane 4g + t has token g's columns 4t
+to 4t + 3 of both chunks of 16, the B fragments of two products. Digits of a value add up to it, the largest first.
+Columns and tokens past the last are zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.dtypes import bf16
+from ptxgen.launch import Extent
+from ptxgen.products.bytes.layout import TOKENS
+from ptxgen.products.digits import DIGITS as EXACT_DIGITS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DIGITS = {"exact": EXACT_DIGITS, "fast": 1}  # bf16 numbers that an element becomes
+UNIT = 64  # columns
+PAIR = 32  # columns of two chunks
+LANE_BYTES = 16  # of a digit of a pair, in a lane
+DIGIT_BYTES = 2 * PAIR * TOKENS  # of a digit of a pair
+
+
+def unit_bytes(digits: int) -> int:
+    """Bytes of a unit."""
+    return UNIT // PAIR * digits * DIGIT_BYTES
+
+
+def shape(cols: int, digits: int) -> tuple[Extent, ...]:
+    """The array's shape for "rows" rows, of bf16."""
+    return (f"ceil_div(rows, {TOKENS})", -(-cols // UNIT), unit_bytes(digits) // bf16.bytes)
+
+
+def pack(x: np.ndarray, digits: int) -> np.ndarray:
+    """f32 `[rows, cols]` as bf16 `[tiles, units, elements of a unit]`."""
+    import numpy as np
+
+    rows, cols = x.shape
+    tiles, units = -(-rows // TOKENS), -(-cols // UNIT)
+    left = np.zeros((tiles * TOKENS, units * UNIT), np.float32)
+    left[:rows, :cols] = x
+    parts = []
+    for _ in range(digits):
+        digit = left.astype(bf16.numpy)
+        left = left - digit.astype(np.float32)
+        lanes = digit.reshape(tiles, TOKENS, units, UNIT // PAIR, 2, 4, 4)  # [.., half, t, 4]
+        parts.append(lanes.transpose(0, 2, 3, 1, 5, 4, 6))  # [tile, unit, pair, g, t, half, 4]
+    return np.stack(parts, 3).reshape(tiles, units, unit_bytes(digits) // bf16.bytes)
+
+
+def unpack(packed: np.ndarray, rows: int, cols: int, digits: int) -> np.ndarray:
+    """float64 `[rows, cols]`."""
+    import ml_dtypes
+    import numpy as np
+
+    tiles, units = packed.shape[:2]
+    lanes = (
+        np.ascontiguousarray(packed).view(ml_dtypes.bfloat16).reshape(tiles, units, UNIT // PAIR, digits, 8, 4, 2, 4)
+    )
+    whole = lanes.astype(np.float64).sum(3).transpose(0, 3, 1, 2, 5, 4, 6)
+    return np.asarray(whole.reshape(tiles * TOKENS, units * UNIT)[:rows, :cols])
