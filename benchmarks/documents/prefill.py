@@ -28,15 +28,17 @@ PEERS = ("sdpa-flash", "sdpa-cudnn", "sdpa-cudnn, no mask", "flashinfer")
 ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the case of a causal prompt alone has
 
 
-def newest() -> list[Impls]:
-    """Of every case the rows of the last run that has ours and a peer's, in the order of the benchmark's: the rows of a
-    case are written together, so those of a run that was interrupted are whole, too."""
+def newest(peers: int = 1) -> list[Impls]:
+    """Of every case the rows of the last run that has ours and so many `peers`, in the order of the benchmark's: the
+    rows of a case are written together, so those of a run that was interrupted are whole, too."""
     found: dict[str, Impls] = {}
     for rows in runs("prefill").values():
         here: dict[str, Impls] = {}
         for row in rows:
             here.setdefault(_key(row["case"]), {})[row["impl"]] = row
-        found |= {key: impls for key, impls in here.items() if "ptxgen" in impls and impls.keys() & set(PEERS)}
+        found |= {
+            key: impls for key, impls in here.items() if "ptxgen" in impls and len(impls.keys() & set(PEERS)) >= peers
+        }
     order = {_key(case): n for n, case in enumerate(itertools.chain.from_iterable(map(cases, GROUPS)))}
     return [found[key] for key in sorted(found, key=lambda key: (order.get(key, len(order)), key))]
 
@@ -95,8 +97,9 @@ def _rates(measured: Sequence[Impls]) -> str:
 
 
 def standing() -> str:
-    """How attention of prompts stands beside the best of its peers, in a sentence."""
-    measured = [impls for impls in newest() if is_alone(impls["ptxgen"]["case"])]
+    """How attention of prompts stands beside the best of three peers, in a sentence: of cases that have all of them."""
+    measured = [impls for impls in newest(peers=3) if is_alone(impls["ptxgen"]["case"])]
+    commits = dict.fromkeys(impls["ptxgen"]["commit"] for impls in measured)
     best = [min(impls[peer]["us"] for peer in PEERS if peer in impls) / impls["ptxgen"]["us"] for impls in measured]
     counts = {peer: sum(peer in impls for impls in measured) for peer in PEERS}
     who = [
@@ -106,7 +109,7 @@ def standing() -> str:
     ]
     return (
         f"Prefill's attention in bf16, on wgmma, is {mean(best):.2f} times as fast as the best of {in_words(who)} "
-        f"(geometric mean of {len(best)} cases; least {min(best):.2f}). "
+        f"(geometric mean of {len(best)} cases; least {min(best):.2f}; commit {in_words(list(commits))}). "
     )
 
 

@@ -112,6 +112,7 @@ class DigitGemm(Weighted):
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         yield from rules.one_of("split", self.split, tuple(SPLITS))
+        yield from rules.one_of("precision", self.precision, tuple(few_layout.DIGITS))
         if self.weights in FORMATS:
             yield from self._rules_of_shares()
 
@@ -119,13 +120,12 @@ class DigitGemm(Weighted):
         """Of weights that are known."""
         if self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the units of k (got {self.split}; nearest: 1)"
-        yield from rules.one_of("precision", self.precision, tuple(few_layout.DIGITS))
         if self.weights in few.FORMATS:
             if self.tokens != layout.TOKENS:
                 yield f"tokens: with weights in {self.weights} they are 8 (got {self.tokens}; nearest: 8)"
             if self.kind.tiles(self.k) % self.split:
                 yield f"split: must divide the {self.kind.tiles(self.k)} tiles of k (got {self.split}; nearest: 1)"
-        elif self.precision != "exact":
+        elif self.precision == "fast":
             yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
