@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import AssembleError, SpecError, TargetError, brief
-from ptxgen.lines.sources import has_line_info, quoted, sets_registers
+from ptxgen.lines.sources import has_line_info, is_of_warpgroups, quoted, sets_registers
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -52,13 +52,24 @@ class Unheeded(Resources):
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A cubin, its target, the resources of each entry, and what made it (`nvJitLink 13.0`, `ptxas 13.0`)."""
+    """A cubin, its target, the resources of each entry, and what made it (`nvJitLink 13.0`, `ptxas 13.0`).
 
-    cubin: bytes
+    `unfit` says why the machine code is not to be run, where it is not: then there is no cubin.
+    """
+
+    code: bytes
     target: Target
     resources: dict[str, Resources]
     assembler: str
     log: str
+    unfit: str = ""
+
+    @property
+    def cubin(self) -> bytes:
+        """The machine code. Raises `AssembleError` where it is not to be run."""
+        if self.unfit:
+            raise AssembleError(self.unfit)
+        return self.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +84,42 @@ class Assembler:
         return f"{self.name} {self.version[0]}.{self.version[1]}"
 
 
-def assemble(text: str, target: str | Target | None = None, *, name: str = "") -> Assembly:
+def assemble(text: str, target: str | Target | None = None, *, name: str = "", by: Assembler | None = None) -> Assembly:
     """Assemble a PTX text for a target (default: the one its `.target` names).
 
-    Where nvJitLink spills because it left `setmaxnreg` out, a ptxas binary is taken if there is one. `name` stands in
-    messages. Raises `AssembleError` with the assembler's words and the PTX lines they name, or with
-    what to install when there is no assembler.
+    Texts with `wgmma` or `setmaxnreg` are a ptxas binary's: nvJitLink's code for the first gives wrong results, and it
+    leaves the second out. Where there is none, nvJitLink tells resources, and `cubin` raises. `by` is taken whatever
+    the text, `name` stands in messages. Raises `AssembleError` with the assembler's words and the PTX lines they name,
+    or with what to install when there is no assembler.
     """
     if not isinstance(text, str):
         raise SpecError(f"assemble: must be a PTX text (got {brief(text)})")
     where = parse_target(target) if target is not None else _named_target(text, name or "PTX")
-    found = available_assemblers()
+    found = (by,) if by else available_assemblers()
     if not found:
         raise AssembleError(f"{name or 'PTX'}: no assembler is installed; {_HOW_TO_GET_ONE}")
-    chosen = next((a for a in found if where in supported_targets(a)), None)
-    if chosen is None:
+    able = [a for a in found if where in supported_targets(a)]
+    if not able:
         older = "the assembler of CUDA 12.9 is the last that knows it; set PTXGEN_PTXAS to that ptxas"
         hint = older if (where.major, where.minor) < (7, 5) else f"a newer one may know it; {_HOW_TO_GET_ONE}"
         raise AssembleError(f"{name or 'PTX'}: {' and '.join(map(str, found))} cannot assemble for {where}; {hint}")
+    whole = sets_registers(text) or is_of_warpgroups(text)
+    chosen = next((a for a in able if a.path), able[0]) if whole else able[0]
     made = _run_one(chosen, text, where, name)
-    if not chosen.path and sets_registers(text) and not all(taken.clean for taken in made.resources.values()):
-        whole = next((a for a in found if a.path and where in supported_targets(a)), None)
-        if whole is not None:
-            return _run_one(whole, text, where, name)
-        unheeded: dict[str, Resources] = {entry: Unheeded(**asdict(taken)) for entry, taken in made.resources.items()}
-        return replace(made, resources=unheeded)
-    return made
+    return _only_measured(made, text, name) if whole and not chosen.path else made
+
+
+def _only_measured(made: Assembly, text: str, name: str) -> Assembly:
+    """What nvJitLink made of a text that is a ptxas binary's, without the machine code."""
+    fault = "code for wgmma gives wrong results" if is_of_warpgroups(text) else "code leaves setmaxnreg out"
+    unfit = (
+        f"{name or 'PTX'}: needs a ptxas that knows {made.target}, and none is installed ({made.assembler}'s {fault}); "
+        f"put one in PATH, or set {VARIABLE} to it"
+    )
+    resources = made.resources
+    if sets_registers(text) and not all(taken.clean for taken in resources.values()):
+        resources = {entry: Unheeded(**asdict(taken)) for entry, taken in resources.items()}
+    return replace(made, code=b"", resources=resources, unfit=unfit)
 
 
 def _run_one(assembler: Assembler, text: str, where: Target, name: str) -> Assembly:

@@ -28,7 +28,7 @@ class TemplateError(PtxgenError):
 
 
 class AssembleError(PtxgenError):
-    """The assembler refused a text, or no assembler is installed."""
+    """The assembler refused a text, or none is installed whose code for it may be run."""
 
 
 class ExecutionError(PtxgenError):

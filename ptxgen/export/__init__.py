@@ -30,7 +30,7 @@ def export(kernels: Iterable[Ptx | Part], *, cubin: bool, **facts: Any) -> dict[
     """Files by name: for each kernel `<target>/<name>.{ptx,cubin,h,rs}`, the header that all of these include, and
     `manifest.json` of them all, with `facts`. A kernel without a name is `<kernel_type>_<slug>`.
 
-    With `cubin` each text is assembled: raises `AssembleError` when no assembler is installed.
+    With `cubin` each text is assembled: raises `AssembleError` where no assembler is installed that makes code to run.
     """
     files: dict[str, str | bytes] = {SHARED_HEADER: shared_c_header()}
     contracts = []
@@ -47,7 +47,7 @@ def export(kernels: Iterable[Ptx | Part], *, cubin: bool, **facts: Any) -> dict[
             from ptxgen.assembler import assemble
 
             contract["files"]["cubin"] = f"{stem}.cubin"
-            files[f"{stem}.cubin"] = assemble(ptx.text, ptx.target).cubin
+            files[f"{stem}.cubin"] = assemble(ptx.text, ptx.target, name=ptx.entry).cubin
         contracts.append(contract)
     files[LISTING] = json.dumps({"format": FORMAT, **facts, "kernels": contracts}, indent=2) + "\n"
     return files

@@ -36,7 +36,8 @@ def export_program(
     """Write the decode step of a model into a new or empty folder; what `program.json` says. With `rings` layers with a
     window keep rings.
 
-    With `cubin` each kernel is assembled, too: raises `AssembleError` when no assembler is installed.
+    With `cubin` each kernel is assembled, too: raises `AssembleError`, and writes nothing, where no assembler is
+    installed that makes code to run.
     """
     where, out = parse_target(target), Path(folder)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -46,8 +47,9 @@ def export_program(
         source.spec, formats_of(source), "decode", kv_dtype=kv_dtype, target=where.name, programmatic=overlaps,
         rings=rings,
     )  # fmt: skip
-    (out / "kernels").mkdir(parents=True)
     kernels = {spec: generate(spec, where) for spec in program.specs()}
+    cubins = {spec: _cubin(ptx) for spec, ptx in kernels.items()} if cubin else {}
+    (out / "kernels").mkdir(parents=True)
     files = {spec: f"kernels/{number:02d}_{spec.kernel_name}" for number, spec in enumerate(kernels)}
     places, blocks = _places(program)
     memory: dict[str, dict[str, Any]] = {name: {"bytes": nbytes} for name, nbytes in blocks.items()}
@@ -60,7 +62,7 @@ def export_program(
         "target": where.name,
         "driver": driver_text(max(drivers)),
         "memory": memory,
-        "kernels": [_kernel(ptx, files[spec], out, cubin) for spec, ptx in kernels.items()],
+        "kernels": [_kernel(ptx, files[spec], out, cubins.get(spec)) for spec, ptx in kernels.items()],
         "tensors": {
             name: {"kind": t.kind, "dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.nbytes,
                    "memory": places[name][0], "offset": places[name][1]}
@@ -87,15 +89,19 @@ def _places(program: Program) -> tuple[dict[str, tuple[str, int]], dict[str, int
     return places, blocks
 
 
-def _kernel(ptx: Ptx, stem: str, out: Path, cubin: bool) -> dict[str, Any]:
+def _cubin(ptx: Ptx) -> bytes:
+    from ptxgen.assembler import assemble
+
+    return assemble(ptx.text, ptx.target, name=ptx.entry).cubin
+
+
+def _kernel(ptx: Ptx, stem: str, out: Path, cubin: bytes | None) -> dict[str, Any]:
     """Write a kernel's files; what a host loads."""
     (out / f"{stem}.ptx").write_text(ptx.text)
     found = {"ptx": f"{stem}.ptx", "entry": ptx.entry, "digest": f"sha256:{ptx.digest}"}
-    if cubin:
-        from ptxgen.assembler import assemble
-
+    if cubin is not None:
         found["cubin"] = f"{stem}.cubin"
-        (out / found["cubin"]).write_bytes(assemble(ptx.text, ptx.target).cubin)
+        (out / found["cubin"]).write_bytes(cubin)
     return found
 
 

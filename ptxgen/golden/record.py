@@ -11,15 +11,16 @@ from ptxgen.errors import SpecError
 from ptxgen.golden.compare import Record
 
 if TYPE_CHECKING:
+    from ptxgen.assembler import Assembler
     from ptxgen.golden.case import Case
     from ptxgen.targets import Target
 
 
-def assembler_for(where: Target) -> str | None:
-    """Name and version of the installed assembler that `assemble` takes for this target; None where there is none."""
+def assembler_for(where: Target) -> Assembler | None:
+    """The first installed assembler that knows this target: it measures all texts for it. None where there is none."""
     from ptxgen.assembler import available_assemblers, supported_targets
 
-    return next((str(a) for a in available_assemblers() if where in supported_targets(a)), None)
+    return next((a for a in available_assemblers() if where in supported_targets(a)), None)
 
 
 class Measured(Mapping[str, Mapping[str, Any]]):
@@ -43,7 +44,7 @@ def measure(case: Case) -> tuple[str, dict[str, Any]]:
     from ptxgen.assembler import assemble
 
     ptx = case.generate()
-    assembly = assemble(ptx.text, case.target, name=case.file)
+    assembly = assemble(ptx.text, case.target, name=case.file, by=assembler_for(case.target))
     return assembly.assembler, asdict(assembly.resources[ptx.entry])
 
 
@@ -58,7 +59,7 @@ def by_folder(cases: tuple[Case, ...]) -> dict[str, dict[str, Case]]:
 def measured(cases: tuple[Case, ...]) -> dict[str, Record]:
     """A record for each folder of the cases, by the installed assembler."""
     folders = by_folder(cases).items()
-    return {f: Record(assembler_for(next(iter(m.values())).target) or "", Measured(m)) for f, m in folders}
+    return {f: Record(str(assembler_for(next(iter(m.values())).target) or ""), Measured(m)) for f, m in folders}
 
 
 def record_text(members: Mapping[str, Case]) -> str:

@@ -1,4 +1,4 @@
-"""From PTX text to a loaded module: cached cubin, then the driver's compiler, then nvJitLink. Owns that order."""
+"""From PTX text to a loaded module: cached cubin, the driver's compiler, an installed assembler. Owns that order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cuda.gpu import Gpu
 
 log = logging.getLogger("ptxgen.runtime")
-_FORMAT = 1  # of what a cached cubin is; raise it when its meaning changes
+_FORMAT = 2  # of what a cached cubin is; raise it when its meaning changes
 _LOG_BYTES = 16384
 _INVALID_VALUE = 1
 _FUNC_LOAD = 12040  # the first driver with cuFuncLoad and cuFuncGetParamInfo
@@ -169,7 +169,7 @@ class Loader:
     def key(self, text: str) -> bytes:
         """Everything that the machine code depends on. (The options that the driver gets name buffers for its log.)
 
-        What nvJitLink made, where the driver could not, stays until one of these changes, whatever nvJitLink is then.
+        What an assembler made, where the driver could not, stays until one of these changes, whatever is installed.
         """
         digest = hashlib.sha256(text.encode()).hexdigest()
         driver = self.device.driver
@@ -245,7 +245,7 @@ class Loader:
             device.quiet("cuLinkDestroy", state)
 
     def _by_assembler(self, text: str) -> tuple[str, bytes]:
-        """Compile with nvJitLink (or a ptxas), where one is installed: it may be newer than the driver."""
+        """Compile with nvJitLink or a ptxas, where one is installed: it may be newer than the driver."""
         from ptxgen.assembler import assemble
 
         major, minor = self.device.capability

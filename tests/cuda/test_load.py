@@ -15,6 +15,7 @@ from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.driver import Driver, build_of_driver
 from ptxgen.runtime.cuda.load import excerpt
 from tests.support.fake_cuda import TEXT, Binding, fake_device
+from tests.support.stand_in_assemblers import LINKER, install
 
 NEW = TEXT.replace(".version 7.0", ".version 9.1")
 
@@ -106,6 +107,23 @@ def test_assembler_for_an_old_driver(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert asked == ["sm_90"]
     assert "nvJitLink 13.5 in" in caplog.text
     assert "after driver: cuLinkAddData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("instruction", "fault"),
+    [("wgmma.fence.sync.aligned;", "wgmma gives wrong results"),
+     ("setmaxnreg.dec.sync.aligned.u32 72;", "leaves setmaxnreg out")],
+)  # fmt: skip
+def test_no_wrong_code_of_nvjitlink_is_loaded(
+    instruction: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, LINKER)
+    monkeypatch.setenv("PTXGEN_DUMP_DIR", str(tmp_path))
+    device, binding = fake_device(Binding(version=12000))
+    binding.driver_compiles = False
+    text = NEW.replace(".target sm_80", ".target sm_90a").replace("ret;", f"{instruction}\n    ret;", 1)
+    with pytest.raises(ModuleLoadError, match=rf"assembler: PTX: needs a ptxas that knows sm_90a, .*{fault}"):
+        device.module(text)
 
 
 def test_a_failure_says_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ptxgen.cli._main import invoke
+from ptxgen.errors import AssembleError
 from ptxgen.export import export
 from ptxgen.export.stubs import formula
 from ptxgen.generator import Ptx, generate
@@ -27,6 +28,7 @@ from ptxgen.launch import evaluate
 from ptxgen.parser import parse
 from ptxgen.views.manifest import FORMAT, parameter_layout, product, total
 from tests.support.kernels import GOLDENS, NAMES, TYPES
+from tests.support.stand_in_assemblers import LINKER, PTXAS, install
 
 SPEC = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
 TOP = {
@@ -169,6 +171,15 @@ def test_export_says_that_there_is_no_assembler(
     assert invoke(["export", *SPEC, "--target", "sm_80", "-o", str(tmp_path)]) == 0
     assert "no assembler is installed" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.cubin"))
+
+
+def test_a_cubin_with_wgmma_is_never_nvjitlinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_hopper = next(case.generate() for case in cases("packed_gemm") if case.target.name == "sm_90a")
+    install(monkeypatch, LINKER, PTXAS)
+    assert [c for f, c in export([of_hopper], cubin=True).items() if f.endswith(".cubin")] == [b"ptxas 13.0"]
+    install(monkeypatch, LINKER)
+    with pytest.raises(AssembleError, match=r"^packed_gemm: needs a ptxas .*code for wgmma gives wrong results"):
+        export([of_hopper], cubin=True)
 
 
 def write_all(folder: Path, made: list[Ptx]) -> list[dict[str, Any]]:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from ptxgen import SpecError
+from ptxgen.errors import AssembleError
 from ptxgen.export.program import export_program
 from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
+from tests.support.stand_in_assemblers import LINKER, PTXAS, install
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "program" / "decode.py"
@@ -83,6 +85,21 @@ def test_the_script_refuses_what_the_folder_does_not_have(folder: Path, tmp_path
 def test_a_folder_with_something_in_it_is_refused(file: ArrayFile, folder: Path) -> None:
     with pytest.raises(SpecError, match="must be a new or an empty folder"):
         export_program(file, "sm_90", folder)
+
+
+def test_cubins_with_wgmma_are_never_nvjitlinks(
+    file: ArrayFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no ptxas nothing is written, so that a second try finds no folder in its way."""
+    monkeypatch.setattr("ptxgen.assembler.is_of_warpgroups", lambda text: True)
+    install(monkeypatch, LINKER)
+    with pytest.raises(AssembleError, match="wgmma gives wrong results"):
+        export_program(file, "sm_90a", tmp_path / "model", kv_dtype="f32")
+    assert not (tmp_path / "model").exists()
+    install(monkeypatch, LINKER, PTXAS)
+    listing = export_program(file, "sm_90a", tmp_path / "model", kv_dtype="f32")
+    cubins = {kernel["cubin"] for kernel in listing["kernels"]}
+    assert {(tmp_path / "model" / cubin).read_bytes() for cubin in cubins} == {b"ptxas 13.0"}
 
 
 def test_rings_of_sliding_layers_decode_the_same_tokens(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ptxgen.errors import AssembleError, TargetError
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.targets import target as parse_target
 from tests.support.marks import needs_assembler
+from tests.support.stand_in_assemblers import LINKER, OLD_PTXAS, PTXAS, install
 
 TEXT = """.version 8.0
 .target sm_90
@@ -214,3 +215,56 @@ def test_spills_of_a_text_whose_registers_nvjitlink_leaves_alone_count_for_nothi
     (taken,) = assemble(generate(spec, "sm_90a").text).resources.values()
     assert taken.spill_stores > 0
     assert taken.clean
+
+
+def kernel_of(instruction: str) -> str:
+    return f".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {{\n    {instruction}\n    ret;\n}}\n"
+
+
+SYNC = kernel_of("bar.sync 0;")
+WGMMA = kernel_of("wgmma.fence.sync.aligned;")
+SETS_REGISTERS = kernel_of("setmaxnreg.dec.sync.aligned.u32 24;")
+
+
+@pytest.mark.parametrize(("text", "by"), [(SYNC, LINKER), (WGMMA, PTXAS), (SETS_REGISTERS, PTXAS)])
+def test_texts_that_nvjitlink_gets_wrong_are_a_binarys(
+    text: str, by: assembler.Assembler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, LINKER, OLD_PTXAS, PTXAS)
+    made = assemble(text)
+    assert made.assembler == str(by)
+    assert made.cubin == str(by).encode()
+    assert made.resources["k"].spill_stores == 8
+    assert not made.resources["k"].clean
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "clean"),
+    [(WGMMA, "code for wgmma gives wrong results", False), (SETS_REGISTERS, "code leaves setmaxnreg out", True)],
+)
+@pytest.mark.parametrize("others", [(), (OLD_PTXAS,)])
+def test_without_a_binary_nvjitlink_tells_their_resources_alone(
+    text: str, fault: str, clean: bool, others: tuple[assembler.Assembler, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, LINKER, *others)
+    made = assemble(text, name="mine")
+    assert made.assembler == "nvJitLink 13.0"
+    assert made.resources["k"].registers == 24
+    assert made.resources["k"].clean == clean
+    assert not made.code
+    with pytest.raises(AssembleError) as refused:
+        _ = made.cubin
+    assert str(refused.value) == (
+        f"mine: needs a ptxas that knows sm_90a, and none is installed (nvJitLink 13.0's {fault}); "
+        "put one in PATH, or set PTXGEN_PTXAS to it"
+    )
+
+
+def test_an_assembler_that_is_named_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of one assembler stay comparable; still nobody gets nvJitLink's machine code."""
+    install(monkeypatch, LINKER, PTXAS)
+    made = assemble(WGMMA, by=LINKER)
+    assert made.assembler == str(LINKER)
+    with pytest.raises(AssembleError, match="wgmma gives wrong results"):
+        _ = made.cubin
+    assert assemble(SYNC, by=PTXAS).assembler == str(PTXAS)

@@ -331,6 +331,8 @@ class Binding(Order):
 
     def _cuModuleLoadData(self, image: bytes) -> Any:
         if re.match(rb"(\s|//[^\n]*\n)*\.version", image):  # a text, which the driver compiles
+            if not self.driver_compiles:
+                return real.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION
             image = b"CUBIN" + image[:-1]
         if not image.startswith(b"CUBIN"):
             return real.CUresult.CUDA_ERROR_INVALID_IMAGE
