@@ -41,10 +41,13 @@ def test_attention_is_that_of_the_installed_classes() -> None:
         compare(shape_of(*case), record(*case, torch))
 
 
-def test_the_models_of_the_documents_table_are_those_of_the_installed_classes() -> None:
+def test_the_models_of_the_documents_table_are_those_of_the_installed_classes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("torch", reason="torch is not installed: transformers' models need it")
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert compare_configs.main(str(CONFIGS)) == 0
+    assert "not compared" not in capsys.readouterr().out
 
 
 def test_what_transformers_does_not_load_is_said_and_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
