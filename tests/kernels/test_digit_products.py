@@ -17,6 +17,7 @@ from ptxgen.products.bytes.geometry import Shape
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
+from tests.support.digit_products import assert_same_bits_among_others
 from tests.support.marks import needs_assembler
 
 BYTES = tuple(name for name in FORMATS if name != "bf16")  # the other's digits: test_half_digits.py
@@ -171,21 +172,7 @@ def test_the_largest_sums_fit(name: str) -> None:
 
 def test_a_token_has_the_same_bits_among_others() -> None:
     """Whatever the others are, and however many there are."""
-    spec, rng = DigitGemm(70, 512), np.random.default_rng(3)
-    kind = weight_format("q4_k")
-    weight = kind.pack(kind.quantise(rng.standard_normal((70, 512), np.float32)), 70, 512).reshape(5, -1)
-    x = rng.standard_normal((11, 512), np.float32)
-    device = CpuDevice(mode="fast")
-
-    def rows(tokens: np.ndarray) -> np.ndarray:
-        out = device.empty((len(tokens), 70), "f32")
-        given = {"x": device.array(layout.pack(tokens)), "weight": device.array(weight)}
-        device.load(spec, WHERE).bind(**given, out=out, n_rows=len(tokens)).launch()
-        return np.asarray(out.numpy())
-
-    whole = rows(x)
-    assert (rows(x[4:5])[0] == whole[4]).all()
-    assert (rows(x[::-1])[6] == whole[4]).all()
+    assert_same_bits_among_others(DigitGemm(70, 512), WHERE, 11, layout.pack)
 
 
 def test_rows_from_the_last_on_are_not_written() -> None:

@@ -16,6 +16,7 @@ from ptxgen.products.few import geometry, layout
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
+from tests.support.digit_products import assert_same_bits_among_others
 from tests.support.marks import needs_assembler
 
 EXACT = 1e-6
@@ -122,21 +123,7 @@ def test_packed_tokens_from_the_last_on_are_zero_and_tiles_without_one_not_writt
 
 def test_a_token_has_the_same_bits_among_others() -> None:
     """Whatever the others are, and however many there are."""
-    spec, rng = halves(n=70, k=512, split=2), np.random.default_rng(3)
-    kind = weight_format("bf16")
-    weight = kind.pack(kind.quantise(rng.standard_normal((70, 512), np.float32)), 70, 512).reshape(5, -1)
-    x = rng.standard_normal((8, 512), np.float32)
-    device = CpuDevice(mode="fast")
-
-    def rows(tokens: np.ndarray) -> np.ndarray:
-        out = device.empty((len(tokens), 70), "f32")
-        given = {"x": device.array(layout.pack(tokens, 3)), "weight": device.array(weight)}
-        device.load(spec, WHERE).bind(**given, out=out, n_rows=len(tokens)).launch()
-        return np.asarray(out.numpy())
-
-    whole = rows(x)
-    assert (rows(x[4:5])[0] == whole[4]).all()
-    assert (rows(x[::-1])[3] == whole[4]).all()
+    assert_same_bits_among_others(halves(n=70, k=512, split=2), WHERE, 8, lambda x: layout.pack(x, 3))
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
