@@ -23,7 +23,7 @@ from ptxgen.attention.prefill.wgmma.tile import (
     runs_on_wgmma,
     tile_of,
 )
-from ptxgen.attention.prefill.wgmma.widened import COUNTERS
+from ptxgen.attention.prefill.wgmma.widened import counters
 from ptxgen.attention.prefill.wgmma.worth import is_worth_it
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import as_e4m3, attend, cached_rows
@@ -287,7 +287,7 @@ class MultiHeadAttention(KernelType):
         if self.widened:
             rows = attention.cache.extents
             out += [workspace(f"wide_{x}", self.compute_dtype, *rows, self.head_dim) for x in "kv"]
-            out.append(workspace("widening", u32, COUNTERS, align=4, zeroed=True))
+            out.append(workspace("widening", u32, counters(self.prefill), align=4, zeroed=True))
         if self.batched:
             starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")
             lengths = buffer("kv_lens", s32, "batch", align=4, doc="keys of each sequence, its tokens' own among them")

@@ -36,24 +36,30 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("make_barriers"):
         ring.make(smem)
     items.locate()
-    if spec.widened:
-        Widened(b, spec, tile, items, dtype).build()
+    widened = Widened(b, spec, tile, items, dtype) if spec.widened else None
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
     with b.fragment("take_registers"):
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
+    if widened is not None:
+        with b.fragment("find_widened"):
+            widened.begin()
+    number = b.reg("pass", "u32") if first_maximum_serves else None
     if maps:
-        Boxes(b, tile, items, ring, dtype).build(smem)
+        boxes = Boxes(b, tile, items, ring, dtype)
+        boxes.build(smem)
+        if widened is not None:
+            widened.build(boxes.step, number)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
     else:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
     output(consumer, smem, first_maximum_serves)
-    if first_maximum_serves:
+    if number is not None:
         with b.fragment("first_pass"):
-            number = b.op("mov.u32", "pass", 0)
+            b.op("mov.u32", number, 0)
             careful = b.op("setp.ne.u32", "is_careful", number, 0)
         with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
             flag = b.reg("flag", "b32")
