@@ -6,6 +6,7 @@ from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
 from ptxgen.attention.prefill.wgmma.conversions import Conversions
+from ptxgen.attention.prefill.wgmma.first_tiles import FirstTiles
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
@@ -45,10 +46,11 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     if widened is not None:
         with b.fragment("find_widened"):
             widened.begin()
+    first = FirstTiles(b, spec, tile, items, ring, dtype) if tile.first_tiles else None
     number = b.reg("pass", "u32") if first_maximum_serves else None
     if maps:
         boxes = Boxes(b, tile, items, ring, dtype)
-        boxes.build(smem)
+        boxes.build(smem, first)
         if widened is not None:
             widened.build(boxes.step, number)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
@@ -56,6 +58,8 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
+    if first is not None:
+        first.build(smem, consumer.group, consumer.read)
     output(consumer, smem, first_maximum_serves)
     if number is not None:
         with b.fragment("first_pass"):
@@ -74,5 +78,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails, widens=spec.widened,
+        has_tails=tile.tails, widens=spec.widened, first_tiles=tile.first_tiles,
     )  # fmt: skip

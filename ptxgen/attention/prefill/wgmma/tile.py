@@ -6,7 +6,7 @@ r at c ^ (r % 8): the 128-byte swizzle of wgmma's matrix descriptors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ptxgen.attention.prefill.contract import Prefill
@@ -18,6 +18,7 @@ CHUNK = 16  # bytes that are swizzled as a whole, and copied by a thread
 LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
+FIRST_TILES = 2  # of keys of 8 bits that consumers convert themselves
 WARPGROUP = 128  # threads
 MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
@@ -45,6 +46,7 @@ class WgmmaTile:
     producers: int = 1
     tails: bool = False
     fp8: bool = False
+    first_tiles: int = 0
 
     @property
     def producer_threads(self) -> int:
@@ -197,9 +199,10 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
     cache = prefill.attention.cache
     several = cache.batched or bool(cache.ring)
-    return wgmma_tile(
+    tile = wgmma_tile(
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill)
     )
+    return replace(tile, first_tiles=FIRST_TILES) if prefill.widened else tile
 
 
 def converts(prefill: Prefill) -> bool:

@@ -20,6 +20,7 @@ from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import WARPS as WARPS_OF_GROUP
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, WgmmaTile, tile_of
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
+from ptxgen.attention.prefill.wgmma.widening import sign_bits
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
@@ -238,14 +239,3 @@ class Widened:
             return None
         at = b.op("mad.wide.u32", b.reg("wide_scale_at", "u64"), head, 4, scales)
         return sign_bits(b, b.op("ld.global.nc.f32", b.reg("wide_sign_of", "f32"), at[0]))
-
-
-def sign_bits(b: Builder, scale: Reg) -> Reg:
-    """The sign of an f32, as those of four bytes; part of an open fragment."""
-    signs: Reg = b.op("mov.b32", b.reg("k_signs", "b32"), scale)
-    b.op("and.b32", signs, signs, -0x80000000)
-    upper = scratch(b, "k_sign", "b32")
-    for distance in (16, 8):
-        b.op("shr.u32", upper, signs, distance)
-        b.op("or.b32", signs, signs, upper)
-    return signs
