@@ -225,8 +225,9 @@ class Rows:
         return out
 
     def param(self, name: str) -> Reg:
-        """Load a parameter; part of an open fragment."""
-        return self.b.ld_param(name, self.prefix + name)
+        """Load a parameter, also where another part of the kernel does; part of an open fragment."""
+        into = self.prefix + name
+        return self.b.ld_param(name, self.b.known(into) or into)
 
     @property
     def kv_step(self) -> int:

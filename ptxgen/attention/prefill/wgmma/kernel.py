@@ -11,7 +11,7 @@ from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
-from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts
+from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts, widens_at_first
 from ptxgen.attention.prefill.wgmma.variants import plain
 from ptxgen.attention.prefill.wgmma.widened import Widened
 from ptxgen.builder import Builder
@@ -78,5 +78,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails, widens=spec.widened, first_tiles=tile.first_tiles,
+        has_tails=tile.tails, widens=spec.widened, widens_at_first=widens_at_first(spec), first_tiles=tile.first_tiles,
     )  # fmt: skip

@@ -202,7 +202,13 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     tile = wgmma_tile(
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill)
     )
-    return replace(tile, first_tiles=FIRST_TILES) if prefill.widened else tile
+    return replace(tile, first_tiles=FIRST_TILES) if prefill.widened and not widens_at_first(prefill) else tile
+
+
+def widens_at_first(prefill: Prefill) -> bool:
+    """Whether all 16-bit rows are made before the first is read: pages may be several sequences', each of which makes
+    rows of its own of them."""
+    return prefill.widened and bool(prefill.attention.cache.page_size)
 
 
 def converts(prefill: Prefill) -> bool:

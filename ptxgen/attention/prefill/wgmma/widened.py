@@ -18,7 +18,7 @@ from ptxgen.attention.prefill.wgmma.boxes import WARPS
 from ptxgen.attention.prefill.wgmma.copies import PairedCopy
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import WARPS as WARPS_OF_GROUP
-from ptxgen.attention.prefill.wgmma.tile import CHUNK, WgmmaTile, tile_of
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, WgmmaTile, tile_of, widens_at_first
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.attention.prefill.wgmma.widening import sign_bits
 from ptxgen.builder import Builder
@@ -35,6 +35,8 @@ COUNTERS = 4  # words before those of tiles
 def counters(prefill: Prefill) -> Extent:
     """Words of the counters, as many as tiles of keys of all heads and some more."""
     cache, keys = prefill.attention.cache, tile_of(prefill).keys
+    if widens_at_first(prefill):
+        return COUNTERS + 1
     heads = prefill.attention.problem.n_kv_heads
     if cache.batched:
         return f"batch * {heads * -(-cache.max_len // keys)} + {COUNTERS}"
@@ -54,6 +56,7 @@ class Widened:
         self.blocks = Blocks(b, spec, tile, items)
         self.source = source_of(b, spec, self.blocks, self.copy)
         self.k_scales: Reg | None = None
+        self.at_first = widens_at_first(spec)
         self.at_once = max(2, (tile.producer_registers - 40) // 4)  # chunks on their way to a thread
 
     def begin(self) -> None:
@@ -69,8 +72,15 @@ class Widened:
         with b.fragment("begin_widening", "which of the warps makes 16-bit rows of K and V"):
             self.lane = b.op("and.b32", b.reg("wide_lane", "u32"), items.thread, WARP - 1)
             self.leads = b.op("setp.eq.u32", "leads", self.lane, 0)
-            widens = b.op("setp.ge.u32", "widens_now", items.thread, WARP * WARPS)
             self.tiles = blocks.tiles_of_head()
+            seen = b.op("mov.s32", "tiles_seen", 0)
+            if not self.at_first:
+                widens = b.op("setp.ge.u32", "widens_now", items.thread, WARP * WARPS)
+        if self.at_first:
+            b.without("widens_once")
+        else:
+            with b.fragment("widens_once"):
+                b.op("setp.ne.u32", widens, items.thread, items.thread)
         blocks.count(self.lane)
         drawn = b.reg("block_drawn", "u32")
         with b.fragment("begin_blocks", "K and V as 16-bit rows: a block is some keys of a head"):
@@ -78,9 +88,13 @@ class Widened:
             blocks.begin()
             if folds_scales(self.spec.attention.variant):
                 self.k_scales = b.ld_param("k_scale", "wide_k_scale")
-            b.op("setp.ne.u32", widens, items.thread, items.thread, note="once")
+            warps = self.tile.threads // WARP - WARPS_OF_GROUP if self.at_first else WARPS_OF_GROUP - WARPS
+            b.note("each warp also draws one that is not there, the last of them sets the counter back")
+            most = b.op("mad.lo.u32", "last_draw", items.ctas, warps, blocks.total)
+            b.op("sub.u32", most, most, 1)
+            made = b.op("mov.u32", "blocks_made", 0)
         with b.fragment("draw", "ahead of when it is needed"):
-            b.op("atom.relaxed.gpu.global.add.u32", drawn, self.at[DRAWN], 1, pred=self.leads)
+            b.op("atom.relaxed.gpu.global.inc.u32", drawn, self.at[DRAWN], most, pred=self.leads)
         with b.fragment("drawn", "the block that is next, if there is one"):
             block = b.op("shfl.sync.idx.b32", "block", drawn, 0, 31, -1)
             b.op("setp.lt.u32", "has_block", block, blocks.total)
@@ -88,11 +102,18 @@ class Widened:
         blocks.find()
         with b.fragment("widen", f"{BLOCK} keys and values"):
             self._block()
-        with b.fragment("block_made", "counted as made when all lanes have written; the last one of a sequence for those behind"):
+            if self.at_first:
+                b.op("add.u32", made, made, 1)
+        with b.fragment("count_made", "counted when all lanes have written them"):
             b.op("bar.warp.sync", -1)
-            at, count = self._count_at(blocks, blocks.tile_number), blocks.counts_for
-            b.op("red.release.gpu.global.add.u32", at, count, pred=self.leads)
-        self._wait(step, passes)
+            if self.at_first:
+                at, count = self.at[4 * COUNTERS], made
+                counts = b.op("setp.ne.and.u32", "counts_made", made, 0, self.leads)
+            else:
+                at, count = self._count_at(blocks, blocks.tile_number), blocks.counts_for
+                counts = self.leads
+            b.op("red.release.gpu.global.add.u32", at, count, pred=counts)
+        self._wait_for_all(seen) if self.at_first else self._wait_for_tiles(seen, step, passes)
         self._leave(passes)
 
     def _count_at(self, of: Rows, number: Reg) -> Addr:
@@ -108,10 +129,23 @@ class Widened:
 
     # -- the warps that ask for boxes ----------------------------------------------------------------------------------
 
-    def _wait(self, step: Reg, passes: Reg | None) -> None:
-        b, items = self.b, self.items
-        seen = b.reg("tiles_seen", "s32")
-        polls = Polls(b)
+    def _wait_for_all(self, seen: Reg) -> None:
+        """Once a warp, until all blocks are made."""
+        b, polls = self.b, Polls(self.b)
+        b.without("begin_tiles_made")
+        with b.fragment("tiles_unseen"):
+            b.op("setp.eq.s32", "is_unseen", seen, 0)
+            b.op("mov.s32", seen, 1)
+            polls.allow()
+        with b.fragment("tiles_made", "until all blocks are made"):
+            so_far = b.op("ld.acquire.gpu.global.u32", "blocks_so_far", self.at[4 * COUNTERS])
+            b.op("setp.ge.u32", "are_made", so_far, self.blocks.total)
+            polls.count()
+        self._see()
+
+    def _wait_for_tiles(self, seen: Reg, step: Reg, passes: Reg | None) -> None:
+        """Before a tile of an item, until its blocks are made."""
+        b, items, polls = self.b, self.items, Polls(self.b)
         with b.fragment("begin_tiles_made"):
             b.op("mov.s32", seen, 0)
             if passes is not None:
@@ -133,6 +167,10 @@ class Widened:
             b.op("add.s32", seen, step, count)
             b.op("setp.gt.s32", "are_made", count, 0)
             polls.count()
+        self._see()
+
+    def _see(self) -> None:
+        b = self.b
         with b.fragment("see_widened", "what other warps have written, seen by the copies from here on"):
             b.op("bar.warp.sync", -1)
             b.op("fence.proxy.async")
@@ -154,11 +192,11 @@ class Widened:
             b.op("atom.acq_rel.gpu.global.inc.u32", left, self.at[LEFT], warps, pred=self.leads)
             b.op("shfl.sync.idx.b32", left, left, 0, 31, -1)
             last = b.op("setp.eq.u32", "is_last_to_leave", left, warps)
-            sets = b.op("and.pred", "sets_counters", last, self.leads)
-            b.op("st.global.u32", self.at[DRAWN], 0, pred=sets)
-            count = b.op("mul.lo.u32", "counts", self.tiles, items.problem.n_kv_heads)
-            if items.cache.batched:
-                b.op("mul.lo.u32", count, count, items.batch_count)
+            count = b.op("mov.u32", "counts", 1)
+            if not self.at_first:
+                b.op("mul.lo.u32", count, self.tiles, items.problem.n_kv_heads)
+                if items.cache.batched:
+                    b.op("mul.lo.u32", count, count, items.batch_count)
             at = b.op("mad.wide.u32", "count_back_at", self.lane, 4, self.at)
             index = b.op("mov.u32", "count_back", self.lane)
             more = b.op("setp.lt.and.u32", "sets_back", index, count, last)
