@@ -47,12 +47,12 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         with b.fragment("find_widened"):
             widened.begin()
     first = FirstTiles(b, spec, tile, items, ring, dtype) if tile.first_tiles else None
-    number = b.reg("pass", "u32") if first_maximum_serves else None
+    passes = b.reg("pass", "u32") if first_maximum_serves and widened is not None else None
     if maps:
         boxes = Boxes(b, tile, items, ring, dtype)
         boxes.build(smem, first)
         if widened is not None:
-            widened.build(boxes.step, number)
+            widened.build(boxes.step, passes)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
     else:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
@@ -61,9 +61,9 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     if first is not None:
         first.build(smem, consumer.group, consumer.read)
     output(consumer, smem, first_maximum_serves)
-    if number is not None:
+    if first_maximum_serves:
         with b.fragment("first_pass"):
-            b.op("mov.u32", number, 0)
+            number = b.op("mov.u32", passes or "pass", 0)
             careful = b.op("setp.ne.u32", "is_careful", number, 0)
         with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
             flag = b.reg("flag", "b32")
