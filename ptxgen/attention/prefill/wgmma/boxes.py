@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ptxgen.attention.prefill.wgmma.first_tiles import FirstTiles
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
@@ -28,8 +27,8 @@ class Boxes:
         self.b, self.tile, self.items, self.ring = b, tile, items, ring
         self.maps = Maps(b, items, tile, dtype)
 
-    def build(self, smem: Reg, first: FirstTiles | None = None) -> None:
-        """All of them; `smem` is where shared memory begins; `first`: tiles that others fill."""
+    def build(self, smem: Reg) -> None:
+        """All of them; `smem` is where shared memory begins."""
         b, tile, items = self.b, self.tile, self.items
         with b.fragment("part", "the first warp copies K, the second V, the others q"):
             b.op("setp.lt.u32", "copies_boxes", items.thread, 32 * WARPS)
@@ -47,13 +46,6 @@ class Boxes:
         map_ = self.maps.build(smem, lane, copies_v)
         with b.fragment("begin_boxes"):
             step = self.step = b.op("mov.s32", "box_step", 0)
-            more: Reg | str = "more_boxes"
-            if first is not None:
-                b.note("consumers fill the first tiles of the first item")
-                b.op("min.s32", step, items.key_tiles, tile.first_tiles, pred=first.fresh)
-                b.op("add.u32", number, number, step)
-                more = b.op("setp.lt.s32", "more_boxes", step, items.key_tiles)
-                b.op("setp.ne.u32", first.fresh, lane, lane)
         with b.fragment("aim_box", "the tile of keys that comes next, and its slot"):
             stage = b.op("and.b32", b.reg("box_stage", "u32"), number, STAGES - 1)
             bar = b.op("mad.lo.u32", "box_barrier", stage, WORD, barriers)
@@ -85,7 +77,7 @@ class Boxes:
         with b.fragment("next_box"):
             b.op("add.u32", number, number, 1)
             b.op("add.s32", step, step, 1)
-            b.op("setp.lt.s32", more, step, items.key_tiles)
+            b.op("setp.lt.s32", "more_boxes", step, items.key_tiles)
 
     # -- which rows ----------------------------------------------------------------------------------------------------
 

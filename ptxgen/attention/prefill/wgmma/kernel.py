@@ -6,7 +6,6 @@ from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
 from ptxgen.attention.prefill.wgmma.conversions import Conversions
-from ptxgen.attention.prefill.wgmma.first_tiles import FirstTiles
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
@@ -46,11 +45,10 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     if widened is not None:
         with b.fragment("find_widened"):
             widened.begin()
-    first = FirstTiles(b, spec, tile, items, ring, dtype) if tile.first_tiles else None
     passes = b.reg("pass", "u32") if first_maximum_serves and widened is not None else None
     if maps:
         boxes = Boxes(b, tile, items, ring, dtype)
-        boxes.build(smem, first)
+        boxes.build(smem)
         if widened is not None:
             widened.build(boxes.step, passes)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
@@ -58,8 +56,6 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
-    if first is not None:
-        first.build(smem, consumer.group, consumer.read)
     output(consumer, smem, first_maximum_serves)
     if first_maximum_serves:
         with b.fragment("first_pass"):
@@ -78,5 +74,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails, widens=spec.widened, widens_at_first=widens_at_first(spec), first_tiles=tile.first_tiles,
+        has_tails=tile.tails, widens=spec.widened, widens_at_first=widens_at_first(spec),
     )  # fmt: skip

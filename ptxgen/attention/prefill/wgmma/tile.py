@@ -6,7 +6,7 @@ r at c ^ (r % 8): the 128-byte swizzle of wgmma's matrix descriptors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ptxgen.attention.prefill.contract import Prefill
@@ -18,7 +18,6 @@ CHUNK = 16  # bytes that are swizzled as a whole, and copied by a thread
 LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
-FIRST_TILES = 2  # of keys of 8 bits that consumers convert themselves
 WARPGROUP = 128  # threads
 MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
@@ -46,7 +45,6 @@ class WgmmaTile:
     producers: int = 1
     tails: bool = False
     fp8: bool = False
-    first_tiles: int = 0
 
     @property
     def producer_threads(self) -> int:
@@ -199,16 +197,15 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
     cache = prefill.attention.cache
     several = cache.batched or bool(cache.ring)
-    tile = wgmma_tile(
+    return wgmma_tile(
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill)
     )
-    return replace(tile, first_tiles=FIRST_TILES) if prefill.widened and not widens_at_first(prefill) else tile
 
 
 def widens_at_first(prefill: Prefill) -> bool:
-    """Whether all 16-bit rows are made before the first is read: pages may be several sequences', each of which makes
-    rows of its own of them."""
-    return prefill.widened and bool(prefill.attention.cache.page_size)
+    """Whether all 16-bit rows are made before the first is read: those of a batch, whose short sequences are through
+    sooner than rows are made, and may share pages."""
+    return prefill.widened and prefill.attention.cache.batched
 
 
 def converts(prefill: Prefill) -> bool:
@@ -241,7 +238,8 @@ def by_maps(prefill: Prefill) -> bool:
 
 def adapts(prefill: Prefill) -> bool:
     """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part."""
-    return by_maps(prefill) and not prefill.attention.cache.batched
+    cache = prefill.attention.cache
+    return not (cache.batched or cache.ring or prefill.fp8)
 
 
 def pairs(prefill: Prefill) -> bool:

@@ -28,8 +28,9 @@ from ptxgen.idioms.convert import clear, scratch, store_words
 from ptxgen.idioms.polls import Polls
 from ptxgen.launch import Extent
 
-DRAWN, LEFT = 0, 4  # offsets of the counters of a launch
-COUNTERS = 4  # words before those of tiles
+LINE = 128  # bytes: counters of several warps' minds lie apart
+DRAWN, LEFT = 0, LINE  # offsets of the counters of a launch
+COUNTERS = 2 * LINE // 4  # words before those of tiles
 
 
 def counters(prefill: Prefill) -> Extent:
@@ -47,7 +48,7 @@ def counters(prefill: Prefill) -> Extent:
 
 class Widened:
     """Fragments `begin_widening`; `begin_blocks`, `draw`, ahead and again within the loop over blocks, of which are
-    `drawn`, `widen` and `block_made`; `begin_tiles_made`, `tiles_made` (a wait) and `see_widened`, of the warps that
+    `drawn`, `load_block`, `store_block` and `count_made`; `begin_tiles_made`, `tiles_made` (a wait) and `see_widened`, of the warps that
     ask for boxes; `leave` and `set_back` (a loop's body)."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
@@ -88,11 +89,19 @@ class Widened:
             blocks.begin()
             if folds_scales(self.spec.attention.variant):
                 self.k_scales = b.ld_param("k_scale", "wide_k_scale")
-            warps = self.tile.threads // WARP - WARPS_OF_GROUP if self.at_first else WARPS_OF_GROUP - WARPS
+            warps = b.op("mov.u32", "drawing_warps", self._drawing(consumers=True))
+            all_widen = b.op("setp.gt.u32", "all_widen", warps, 0)
+            if not self.at_first:
+                b.note("consumers draw where there are few, before they have anything to read")
+                few = b.op("mul.lo.u32", "few_blocks", items.ctas, warps)
+                b.op("setp.ne.u32", all_widen, blocks.total, 0)
+                b.op("setp.le.and.u32", all_widen, blocks.total, few, all_widen)
+                b.op("selp.b32", warps, warps, self._drawing(consumers=False), all_widen)
             b.note("each warp also draws one that is not there, the last of them sets the counter back")
             most = b.op("mad.lo.u32", "last_draw", items.ctas, warps, blocks.total)
             b.op("sub.u32", most, most, 1)
             made = b.op("mov.u32", "blocks_made", 0)
+            self.made_at = b.op("mov.u64", "made_at", self.at)
         with b.fragment("draw", "ahead of when it is needed"):
             b.op("atom.relaxed.gpu.global.inc.u32", drawn, self.at[DRAWN], most, pred=self.leads)
         with b.fragment("drawn", "the block that is next, if there is one"):
@@ -100,21 +109,20 @@ class Widened:
             b.op("setp.lt.u32", "has_block", block, blocks.total)
             blocks.draw(block)
         blocks.find()
-        with b.fragment("widen", f"{BLOCK} keys and values"):
-            self._block()
-            if self.at_first:
-                b.op("add.u32", made, made, 1)
+        self._block(made)
         with b.fragment("count_made", "counted when all lanes have written them"):
             b.op("bar.warp.sync", -1)
-            if self.at_first:
-                at, count = self.at[4 * COUNTERS], made
-                counts = b.op("setp.ne.and.u32", "counts_made", made, 0, self.leads)
-            else:
-                at, count = self._count_at(blocks, blocks.tile_number), blocks.counts_for
-                counts = self.leads
-            b.op("red.release.gpu.global.add.u32", at, count, pred=counts)
+            counts = b.op("setp.ne.and.u32", "counts_made", made, 0, self.leads)
+            b.op("red.release.gpu.global.add.u32", self.made_at[4 * COUNTERS], made, pred=counts)
+            if not self.at_first:
+                b.op("mov.u32", made, 0)
         self._wait_for_all(seen) if self.at_first else self._wait_for_tiles(seen, step, passes)
         self._leave(passes)
+
+    def _drawing(self, consumers: bool) -> int:
+        """Warps of a CTA that draw blocks."""
+        of_consumers = self.tile.threads // WARP - WARPS_OF_GROUP if consumers else 0
+        return of_consumers + (0 if self.at_first else WARPS_OF_GROUP - WARPS)
 
     def _count_at(self, of: Rows, number: Reg) -> Addr:
         """Where the count of a tile of keys lies, of the head and sequence of `of`; part of an open fragment."""
@@ -208,40 +216,53 @@ class Widened:
 
     # -- a block -------------------------------------------------------------------------------------------------------
 
-    def _block(self) -> None:
-        """The rows of the block that was drawn; part of an open fragment."""
+    def _block(self, made: Reg) -> None:
+        """Fragments `load_block`, the block that was drawn, and `store_block`, its 16-bit rows; `made`: what it counts."""
         b, copy = self.b, self.copy
-        self.blocks.place()
-        self.source.aim(self.row, self.chunk)
-        self.source.start()
-        signs = self._signs(self.blocks.kv_head)
         chunks = [
             (i, column, x, takes_part)
             for i in range(copy.spread.row_passes)
             for column, takes_part in copy.passes(i)
             for x in "kv"
         ]
-        wide = [b.reg(f"wide_row{i}", "u64") for i in range(copy.spread.row_passes)]
-        exist = [b.reg(f"wide_row_exists{i}", "pred") for i in range(copy.spread.row_passes)]
-        array = b.array("wide_word", "b32", 4 * self.at_once)
-        scales = b.array("wide_scale_of", "b16", self.at_once) if self.source.quantised else None
-        at_row = -1
-        for first in range(0, len(chunks), self.at_once):
-            some = chunks[first : first + self.at_once]
-            for n, (i, column, x, takes_part) in enumerate(some):
-                if i != at_row:
-                    at_row = i
-                    self._row(i, wide[i], exist[i])
-                pred = self._present(exist[i], takes_part)
-                words = tuple(array[4 * n : 4 * n + 4])
-                clear(b, words)
-                copy.load(words, self.source.chunk_at(x, i, column), pred)
-                if scales is not None:
-                    b.op("mov.b16", scales[n], 0)
-                    b.op("ld.global.nc.b16", scales[n], self.source.scale_at(x, i, column), pred=pred)
-            for n, (i, column, x, takes_part) in enumerate(some):
-                self._store(wide[i], (i, column, x), array[4 * n : 4 * n + 4], scales[n] if scales else None, signs,
-                            self._present(exist[i], takes_part))
+        self.wide = [b.reg(f"wide_row{i}", "u64") for i in range(copy.spread.row_passes)]
+        self.exist = [b.reg(f"wide_row_exists{i}", "pred") for i in range(copy.spread.row_passes)]
+        self.words = b.array("wide_word", "b32", 4 * self.at_once)
+        self.scales = b.array("wide_scale_of", "b16", self.at_once) if self.source.quantised else None
+        self.row_of_words = -1
+        with b.fragment("load_block", f"{BLOCK} keys and values"):
+            self.blocks.place()
+            self.source.aim(self.row, self.chunk)
+            self.source.start()
+            self._load(chunks[: self.at_once])
+            signs = self._signs(self.blocks.kv_head)
+        with b.fragment("store_block", "as 16-bit rows"):
+            for first in range(0, len(chunks), self.at_once):
+                some = chunks[first : first + self.at_once]
+                if first:
+                    self._load(some)
+                for n, (i, column, x, takes_part) in enumerate(some):
+                    self._store(n, (i, column, x), signs, self._present(self.exist[i], takes_part))
+            if self.at_first:
+                b.op("add.u32", made, made, 1)
+            else:
+                b.op("mov.u32", made, self.blocks.counts_for)
+                b.op("mov.u64", self.made_at, self._count_at(self.blocks, self.blocks.tile_number).base)
+
+    def _load(self, chunks: list[tuple[int, int, str, Reg | None]]) -> None:
+        """Some chunks of a block; part of an open fragment."""
+        b, source, scales = self.b, self.source, self.scales
+        for n, (i, column, x, takes_part) in enumerate(chunks):
+            if i != self.row_of_words:
+                self.row_of_words = i
+                self._row(i, self.wide[i], self.exist[i])
+            pred = self._present(self.exist[i], takes_part)
+            words = tuple(self.words[4 * n : 4 * n + 4])
+            clear(b, words)
+            self.copy.load(words, source.chunk_at(x, i, column), pred)
+            if scales is not None:
+                b.op("mov.b16", scales[n], 0)
+                b.op("ld.global.nc.b16", scales[n], source.scale_at(x, i, column), pred=pred)
 
     def _row(self, i: int, wide: Reg, exists: Reg) -> None:
         """This thread's row of a pass: whether it exists, and where its 16-bit rows begin; part of an open fragment."""
@@ -259,13 +280,12 @@ class Widened:
         b = self.b
         return b.op("and.pred", scratch(b, "wide_exists", "pred"), exists, takes_part)  # type: ignore[no-any-return]
 
-    def _store(
-        self, wide: Reg, place: tuple[int, int, str], words: list[Reg], scale: Reg | None, signs: Reg | None, pred: Reg
-    ) -> None:
-        """A chunk as 16-bit values; part of an open fragment."""
+    def _store(self, n: int, place: tuple[int, int, str], signs: Reg | None, pred: Reg) -> None:
+        """Chunk `n` of those that were loaded, as 16-bit values; part of an open fragment."""
         b, (i, column, x) = self.b, place
-        made = self.copy.widened(words, scale, signs if x == "k" else None)
-        to = b.op("add.u64", scratch(b, "wide_at", "u64"), wide, self.items.wide[x])
+        scale = None if self.scales is None else self.scales[n]
+        made = self.copy.widened(self.words[4 * n : 4 * n + 4], scale, signs if x == "k" else None)
+        to = b.op("add.u64", scratch(b, "wide_at", "u64"), self.wide[i], self.items.wide[x])
         offset = 2 * self.source.chunk_at(x, i, column).offset
         for half in range(2):
             store_words(b, to, made[4 * half : 4 * half + 4], offset + half * CHUNK, pred=pred)
