@@ -163,8 +163,10 @@ _BY_CONVERSION: tuple[_Row, ...] = (
 # ring, whose producer has more to compute.
 _CONVERTED: dict[tuple[int, bool, bool], _Row] = {
     (96, False, False): (96, 2, 128, False, 104, 200, False),
+    (96, True, True): (96, 2, 96, False, 112, 192, False),
     (128, False, False): (128, 2, 128, False, 104, 200, False),
     (128, False, True): (128, 2, 128, False, 104, 200, False),
+    (128, True, False): (128, 2, 96, False, 112, 192, False),
     (192, False, False): (192, 2, 96, False, 104, 200, True),
 }
 _BY_TWO_PRODUCERS: _Row = (128, 2, 128, False, 64, 192, False)
