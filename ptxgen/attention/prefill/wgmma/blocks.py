@@ -200,6 +200,7 @@ class Blocks(Rows):
         b.op("sub.s32", begins, begins, window - 1)
         b.op("max.s32", begins, begins, 0)
         divide(b, "first_widened", begins, self.keys)
+        b.op("min.s32", begins, begins, ((1 << 31) - 1) // self.keys, note="no key lies beyond")
         b.op("mul.lo.s32", begins, begins, self.keys)
         return begins
 

@@ -152,6 +152,12 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
     (192, 2, 96, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
 )
+# In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
+_WIDENED: dict[int, _Row] = {
+    96: (96, 3, 80, False, 80, 144, False),
+    128: (128, 2, 128, False, 104, 200, False),
+    256: (256, 2, 64, False, 72, 216, True),
+}
 _BY_CONVERSION: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 96, False, 80, 144, False),
@@ -181,15 +187,18 @@ _BY_FP8: tuple[_Row, ...] = (
 @lru_cache(maxsize=64)
 def wgmma_tile(
     dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False,
-    fp8: bool = False, lean: bool = False,
+    fp8: bool = False, lean: bool = False, widens: bool = False,
 ) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
-    them, `fp8`: but for K. `lean`: two warpgroups of producers convert."""
+    them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are
+    made under the products."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
+    if widens:
+        row = _WIDENED.get(row[0], row)
     if converts and not fp8:
         row = _BY_TWO_PRODUCERS if lean else _CONVERTED.get((row[0], scaled, batched), row)
     return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=maps and batched, fp8=fp8)
@@ -200,8 +209,9 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     cache = prefill.attention.cache
     several = cache.batched or bool(cache.ring)
     return wgmma_tile(
-        prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill)
-    )
+        prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill),
+        prefill.widened and not widens_at_first(prefill),
+    )  # fmt: skip
 
 
 def widens_at_first(prefill: Prefill) -> bool:

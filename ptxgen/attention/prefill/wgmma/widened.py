@@ -31,6 +31,8 @@ from ptxgen.launch import Extent
 LINE = 128  # bytes: counters of several warps' minds lie apart
 DRAWN, LEFT = 0, LINE  # offsets of the counters of a launch
 COUNTERS = 2 * LINE // 4  # words before those of tiles
+# Chunks of rows on their way to a thread, as registers allow, by the largest head_dim.
+AT_ONCE = ((64, 4), (96, 2), (128, 8), (192, 4), (256, 2))
 
 
 def counters(prefill: Prefill) -> Extent:
@@ -58,7 +60,7 @@ class Widened:
         self.source = source_of(b, spec, self.blocks, self.copy)
         self.k_scales: Reg | None = None
         self.at_first = widens_at_first(spec)
-        self.at_once = max(2, (tile.producer_registers - 40) // 4)  # chunks on their way to a thread
+        self.at_once = next(count for dim, count in AT_ONCE if spec.dim <= dim)
 
     def begin(self) -> None:
         """Where 16-bit rows and counts lie; part of an open fragment."""
