@@ -21,7 +21,7 @@ from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.division import divide, remainder
 
 
-BLOCK = 16  # keys
+BLOCK = 16  # keys at least; all tiles are multiples of it
 
 
 class Blocks(Rows):
@@ -30,8 +30,8 @@ class Blocks(Rows):
 
     prefix = "narrow_"
 
-    def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items) -> None:
-        super().__init__(b, spec, BLOCK, tile.keys)
+    def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, rows: int) -> None:
+        super().__init__(b, spec, rows, tile.keys)
         self.tile, self.items = tile, items
         self.several = self.cache.batched
 
@@ -126,10 +126,10 @@ class Blocks(Rows):
             b.op("setp.lt.and.u32", further, self.base, self.items.batch_count, further)
 
     def place(self) -> None:
-        """The keys of the block, `tile_number` among those of its head, and for how many blocks of its tile
-        it `counts_for`; part of an open fragment."""
+        """The keys of the block; of one sequence also `tile_number`, the tile that holds them, and for how many of its
+        blocks this one `counts_for`; part of an open fragment."""
         b = self.b
-        first, blocks, length, begins = self.number, self.blocks, self.length, self.begins
+        first, blocks, begins = self.number, self.blocks, self.begins
         if self.several:
             holds = b.op("setp.gt.u32", "holds_block", self.through, self.number)
             holders = b.op("vote.sync.ballot.b32", b.reg("block_holders", "b32"), holds, -1)
@@ -143,7 +143,7 @@ class Blocks(Rows):
             before = b.op("shfl.sync.idx.b32", before, before, holder, 31, -1)
             first = b.op("sub.u32", b.reg("block_number", "u32"), self.number, before)
             blocks = of_holder("blocks_of_sequence", blocks, "u32")
-            length = self.kv_len = of_holder("block_kv_len", length, "s32")
+            self.kv_len = of_holder("block_kv_len", self.length, "s32")
             if begins is not None:
                 begins = of_holder("block_begins", begins, "s32")
             self.sequence = b.op("sub.u32", b.reg("block_sequence", "u32"), self.base, WARP)
@@ -156,13 +156,20 @@ class Blocks(Rows):
         self.key_begin = b.op("mul.lo.s32", b.reg("wide_first", "s32"), first, self.rows)
         if begins is not None:
             b.op("add.s32", self.key_begin, self.key_begin, begins)
+        if not self.several:
+            self._place_in_tile()
+
+    def _place_in_tile(self) -> None:
+        """Which tile of keys the block is part of, and for how many; the last one of a sequence for those behind it,
+        too; part of an open fragment."""
+        b = self.b
         self.tile_number = divide(b, "wide_tile_number", self.key_begin, self.keys)
         counts = self.counts_for = b.op("mul.lo.u32", b.reg("counts_for", "u32"), self.tile_number, self.keys)
         b.op("sub.u32", counts, self.key_begin, counts)
         divide(b, "counts_before", counts, self.rows)
         b.op("sub.u32", counts, self.keys // self.rows, scratch(b, "counts_before", "s32"))
         end = b.op("add.s32", b.reg("block_end", "s32"), self.key_begin, self.rows)
-        is_last = b.op("setp.ge.s32", "is_last_block", end, length)
+        is_last = b.op("setp.ge.s32", "is_last_block", end, self.length)
         b.op("selp.b32", counts, counts, 1, is_last)
 
     def _sequence(self) -> tuple[Reg, Reg | None, Reg]:

@@ -15,10 +15,10 @@ from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.sources import source_of
 from ptxgen.attention.prefill.wgmma.blocks import BLOCK, Blocks
 from ptxgen.attention.prefill.wgmma.boxes import WARPS
-from ptxgen.attention.prefill.wgmma.copies import PairedCopy
+from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import WARPS as WARPS_OF_GROUP
-from ptxgen.attention.prefill.wgmma.tile import CHUNK, WgmmaTile, tile_of, widens_at_first
+from ptxgen.attention.prefill.wgmma.tile import COLUMN, WgmmaTile, tile_of, widens_at_first
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.attention.prefill.wgmma.widening import sign_bits
 from ptxgen.builder import Builder
@@ -31,8 +31,9 @@ from ptxgen.launch import Extent
 LINE = 128  # bytes: counters of several warps' minds lie apart
 DRAWN, LEFT = 0, LINE  # offsets of the counters of a launch
 COUNTERS = 2 * LINE // 4  # words before those of tiles
-# Chunks of rows on their way to a thread, as registers allow, by the largest head_dim.
-AT_ONCE = ((64, 4), (96, 2), (128, 8), (192, 4), (256, 2))
+# Chunks of rows on their way to a thread, as registers allow: to a consumer's, to a producer's by the largest head_dim.
+AT_FIRST = 16
+AT_ONCE = ((64, 8), (96, 4), (128, 16), (192, 8), (256, 4))
 
 
 def counters(prefill: Prefill) -> Extent:
@@ -55,12 +56,16 @@ class Widened:
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.tile, self.items, self.dtype = b, spec, tile, items, dtype
-        self.copy = PairedCopy(b, "wide", spec.dim, BLOCK, WARP, dtype, spec.attention.problem.kv_dtype)
-        self.blocks = Blocks(b, spec, tile, items)
+        self.at_first = widens_at_first(spec)
+        warps = tile.threads // WARP
+        self.warps = warps - WARPS_OF_GROUP if self.at_first else WARPS_OF_GROUP - WARPS  # of a CTA, that draw
+        rows = 2 * BLOCK if self.at_first and spec.dim <= COLUMN else BLOCK
+        self.copy = SwizzledCopy(b, "wide", spec.dim, rows, WARP, dtype, spec.attention.problem.kv_dtype)
+        self.blocks = Blocks(b, spec, tile, items, rows)
         self.source = source_of(b, spec, self.blocks, self.copy)
         self.k_scales: Reg | None = None
-        self.at_first = widens_at_first(spec)
-        self.at_once = next(count for dim, count in AT_ONCE if spec.dim <= dim)
+        of_producer = next(count for dim, count in AT_ONCE if spec.dim <= dim)
+        self.at_once = AT_FIRST if self.at_first else of_producer
 
     def begin(self) -> None:
         """Where 16-bit rows and counts lie; part of an open fragment."""
@@ -91,16 +96,8 @@ class Widened:
             blocks.begin()
             if folds_scales(self.spec.attention.variant):
                 self.k_scales = b.ld_param("k_scale", "wide_k_scale")
-            warps = b.op("mov.u32", "drawing_warps", self._drawing(consumers=True))
-            all_widen = b.op("setp.gt.u32", "all_widen", warps, 0)
-            if not self.at_first:
-                b.note("consumers draw where there are few, before they have anything to read")
-                few = b.op("mul.lo.u32", "few_blocks", items.ctas, warps)
-                b.op("setp.ne.u32", all_widen, blocks.total, 0)
-                b.op("setp.le.and.u32", all_widen, blocks.total, few, all_widen)
-                b.op("selp.b32", warps, warps, self._drawing(consumers=False), all_widen)
             b.note("each warp also draws one that is not there, the last of them sets the counter back")
-            most = b.op("mad.lo.u32", "last_draw", items.ctas, warps, blocks.total)
+            most = b.op("mad.lo.u32", "last_draw", items.ctas, self.warps, blocks.total)
             b.op("sub.u32", most, most, 1)
             made = b.op("mov.u32", "blocks_made", 0)
             self.made_at = b.op("mov.u64", "made_at", self.at)
@@ -120,11 +117,6 @@ class Widened:
                 b.op("mov.u32", made, 0)
         self._wait_for_all(seen) if self.at_first else self._wait_for_tiles(seen, step, passes)
         self._leave(passes)
-
-    def _drawing(self, consumers: bool) -> int:
-        """Warps of a CTA that draw blocks."""
-        of_consumers = self.tile.threads // WARP - WARPS_OF_GROUP if consumers else 0
-        return of_consumers + (0 if self.at_first else WARPS_OF_GROUP - WARPS)
 
     def _count_at(self, of: Rows, number: Reg) -> Addr:
         """Where the count of a tile of keys lies, of the head and sequence of `of`; part of an open fragment."""
@@ -227,12 +219,14 @@ class Widened:
             for column, takes_part in copy.passes(i)
             for x in "kv"
         ]
-        self.wide = [b.reg(f"wide_row{i}", "u64") for i in range(copy.spread.row_passes)]
+        apart = copy.spread.row_passes if self.items.cache.page_size else 1  # else at equal steps
+        self.wide = [b.reg(f"wide_row{i}", "u64") for i in range(apart)]
         self.exist = [b.reg(f"wide_row_exists{i}", "pred") for i in range(copy.spread.row_passes)]
-        self.words = b.array("wide_word", "b32", 4 * self.at_once)
+        self.each = copy.source_bytes // 4
+        self.words = b.array("wide_word", "b32", self.each * self.at_once)
         self.scales = b.array("wide_scale_of", "b16", self.at_once) if self.source.quantised else None
         self.row_of_words = -1
-        with b.fragment("load_block", f"{BLOCK} keys and values"):
+        with b.fragment("load_block", f"{self.blocks.rows} keys and values"):
             self.blocks.place()
             self.source.aim(self.row, self.chunk)
             self.source.start()
@@ -257,23 +251,25 @@ class Widened:
         for n, (i, column, x, takes_part) in enumerate(chunks):
             if i != self.row_of_words:
                 self.row_of_words = i
-                self._row(i, self.wide[i], self.exist[i])
+                self._row(i)
             pred = self._present(self.exist[i], takes_part)
-            words = tuple(self.words[4 * n : 4 * n + 4])
+            words = tuple(self.words[self.each * n : self.each * (n + 1)])
             clear(b, words)
             self.copy.load(words, source.chunk_at(x, i, column), pred)
             if scales is not None:
                 b.op("mov.b16", scales[n], 0)
                 b.op("ld.global.nc.b16", scales[n], source.scale_at(x, i, column), pred=pred)
 
-    def _row(self, i: int, wide: Reg, exists: Reg) -> None:
+    def _row(self, i: int) -> None:
         """This thread's row of a pass: whether it exists, and where its 16-bit rows begin; part of an open fragment."""
         b, source = self.b, self.source
-        b.op("setp.gt.s32", exists, source.left, i * self.copy.spread.rows_per_pass)
-        source.row(i, exists)
+        b.op("setp.gt.s32", self.exist[i], source.left, i * self.copy.spread.rows_per_pass)
+        source.row(i, self.exist[i])
+        if i >= len(self.wide):
+            return
         assert source.values.k_from is not None, "aimed, and at a row"
         b.note("rows lie as those of 8 bits do, twice as far apart")
-        b.op("sub.u64", wide, source.values.k_from, source.values.k)
+        wide = b.op("sub.u64", self.wide[i], source.values.k_from, source.values.k)
         b.op("shl.b64", wide, wide, 1)
 
     def _present(self, exists: Reg, takes_part: Reg | None) -> Reg:
@@ -286,11 +282,11 @@ class Widened:
         """Chunk `n` of those that were loaded, as 16-bit values; part of an open fragment."""
         b, (i, column, x) = self.b, place
         scale = None if self.scales is None else self.scales[n]
-        made = self.copy.widened(self.words[4 * n : 4 * n + 4], scale, signs if x == "k" else None)
-        to = b.op("add.u64", scratch(b, "wide_at", "u64"), self.wide[i], self.items.wide[x])
+        words = self.words[self.each * n : self.each * (n + 1)]
+        made = self.copy.widened(words, scale, signs if x == "k" else None)
+        to = b.op("add.u64", scratch(b, "wide_at", "u64"), self.wide[min(i, len(self.wide) - 1)], self.items.wide[x])
         offset = 2 * self.source.chunk_at(x, i, column).offset
-        for half in range(2):
-            store_words(b, to, made[4 * half : 4 * half + 4], offset + half * CHUNK, pred=pred)
+        store_words(b, to, made, offset, pred=pred)
 
     def _signs(self, head: Reg) -> Reg | None:
         """The sign bits that K takes from its head's scale; part of an open fragment."""
