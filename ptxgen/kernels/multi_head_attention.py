@@ -137,7 +137,7 @@ class MultiHeadAttention(KernelType):
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 37},
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_80", "sm_90", "sm_90a")
-    golden_lines = 1400  # on wgmma, which has two loops and two roles
+    golden_lines = 1600  # on wgmma, which has two loops and two roles
     unreported = {
         r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
         r"_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",

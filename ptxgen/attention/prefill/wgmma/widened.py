@@ -59,7 +59,8 @@ class Widened:
         self.at_first = widens_at_first(spec)
         warps = tile.threads // WARP
         self.warps = warps - WARPS_OF_GROUP if self.at_first else WARPS_OF_GROUP - WARPS  # of a CTA, that draw
-        rows = 2 * BLOCK if self.at_first and spec.dim <= COLUMN else BLOCK
+        paged = bool(spec.attention.cache.page_size)
+        rows = 2 * BLOCK if self.at_first and spec.dim <= COLUMN and not paged else BLOCK
         self.copy = SwizzledCopy(b, "wide", spec.dim, rows, WARP, dtype, spec.attention.problem.kv_dtype)
         self.blocks = Blocks(b, spec, tile, items, rows)
         self.source = source_of(b, spec, self.blocks, self.copy)
