@@ -155,7 +155,7 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
 # In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
 _WIDENED: dict[int, _Row] = {
     96: (96, 3, 80, False, 80, 144, False),
-    128: (128, 2, 128, False, 120, 192, False),
+    128: (128, 2, 128, False, 104, 200, False),
     256: (256, 2, 64, False, 72, 216, True),
 }
 _BY_CONVERSION: tuple[_Row, ...] = (

@@ -32,8 +32,8 @@ LINE = 128  # bytes: counters of several warps' minds lie apart
 DRAWN, LEFT = 0, LINE  # offsets of the counters of a launch
 COUNTERS = 2 * LINE // 4  # words before those of tiles
 # Chunks of rows on their way to a thread, as registers allow: to a consumer's, to a producer's by the largest head_dim.
-AT_FIRST = 16
-AT_ONCE = ((64, 8), (96, 4), (128, 16), (192, 8), (256, 4))
+AT_FIRST, WITH_SCALES = 16, 12
+AT_ONCE = ((64, 8), (96, 4), (128, 16), (192, 4), (256, 4))
 
 
 def counters(prefill: Prefill) -> Extent:
@@ -65,8 +65,11 @@ class Widened:
         self.blocks = Blocks(b, spec, tile, items, rows)
         self.source = source_of(b, spec, self.blocks, self.copy)
         self.k_scales: Reg | None = None
-        of_producer = next(count for dim, count in AT_ONCE if spec.dim <= dim)
-        self.at_once = AT_FIRST if self.at_first else of_producer
+        self.at_once = next(count for dim, count in AT_ONCE if spec.dim <= dim)
+        if self.source.quantised:
+            self.at_once = min(self.at_once, WITH_SCALES)
+        if self.at_first:
+            self.at_once = AT_FIRST
 
     def begin(self) -> None:
         """Where 16-bit rows and counts lie; part of an open fragment."""
