@@ -148,8 +148,7 @@ class MultiHeadAttention(KernelType):
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
         r"_widened.* fence .*: fence\.proxy\.async;": "reads by tensor copies have no proxy here",
-        r"_widened.* barrier .*bar\.warp\.sync -1; (fence\.proxy|setp.*%counts_made|mov.*%warps_left)":
-            "orders a warp's lanes, which advance together here",
+        r"_widened.* barrier .*bar\.warp\.sync -1; (fence\.pr|setp.*counts|mov.*warps_left)": "lanes of a warp, too",
         r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",
         r" wait .*%[kv]_skipped_over": "does not matter: the other of the pair waits for it, and has its turn first",
     }

@@ -10,9 +10,11 @@ import pytest
 
 from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.attention.prefill.wgmma import items
 from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
 from ptxgen.attention.reference import as_e4m3
 from ptxgen.errors import SpecError
+from ptxgen.generator import clear_cache
 from ptxgen.kernel import supports
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import open_device
@@ -193,7 +195,7 @@ def test_pages_that_sequences_share_are_widened_by_each() -> None:
     clean = one.example(np.random.default_rng(2), **sizes)
     for x in "kv":
         given[x][whole[:12]] = clean[x][whole[:12]]
-    trial(one, CpuDevice(threads=1), target=TARGET, arguments=given, **sizes).require()
+    trial(one, open_device("cpu", threads=1), target=TARGET, arguments=given, **sizes).require()
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
@@ -202,6 +204,23 @@ def test_pages_that_sequences_share_are_widened_by_each() -> None:
 def test_a_cta_takes_several_blocks_and_items(kind: str, ctas: int, more: dict[str, Any]) -> None:
     one = spec(widened=True, max_len=300, **KINDS[kind], **more)
     assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+
+
+@pytest.mark.parametrize("ctas", [1, 3, 40])
+def test_widened_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int) -> None:
+    """Two heads at a time, as where K and V of all do not stay in the L2 cache: blocks come in the order of items."""
+    monkeypatch.setattr(items, "WHOLE", 300 * 64 * 6)
+    monkeypatch.setattr(items, "SECTION", 300 * 64 * 4)
+    clear_cache()
+    one = spec(n_heads=8, n_kv_heads=4, max_len=300, widened=True, **E4M3)
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+    clear_cache()
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+def test_widened_rows_of_a_window_without_a_bound_of_keys(kind: str) -> None:
+    """With tiles of 96 keys, whose first one is no shift of a position."""
+    attend("check", {"n_tokens": 150, "n_keys": 250}, head_dim=64, window=50, widened=True, **KINDS[kind])
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,9 @@ class Paged(Computed):
         self.table = self.param("page_table")
         b.op("mad.wide.u32", self.table, self.rows.sequence, 4 * cache.pages, self.table)
         head = self.rows.kv_head
-        self.head_in_page = head if cache.heads_inside else b.op("mul.lo.u32", f"{self.prefix}head_in_page", head, cache.page_size)
+        self.head_in_page = (
+            head if cache.heads_inside else b.op("mul.lo.u32", f"{self.prefix}head_in_page", head, cache.page_size)
+        )
         self._declare()
 
     def row(self, row_pass: int, exists: Reg) -> None:

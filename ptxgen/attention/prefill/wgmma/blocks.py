@@ -1,10 +1,10 @@
-"""Which keys become 16-bit rows in memory, as blocks that warps draw: those that some query sees, of every sequence with
-queries, some keys of a head each.
+"""Which keys become 16-bit rows in memory, as blocks that warps draw: those that some query sees, of every sequence
+with queries, some keys of a head each.
 
 They come in the order in which items ask for them: with a causal mask from the last key of a sequence on, all heads of
 a section side by side. Blocks of a batch are counted in the order of its sequences, 32 of them at a time: a lane counts
-those of one. Draws come in order, so a warp goes through the batch once. A page that several sequences share is widened for each of them, to
-the same bits in the same place: check mode notes such stores.
+those of one. Draws come in order, so a warp goes through the batch once. A page that several sequences share is widened
+for each of them, to the same bits in the same place: check mode notes such stores.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from ptxgen.builder.values import Or, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.division import divide, remainder
 
-
 BLOCK = 16  # keys at least; all tiles are multiples of it
 
 
 class Blocks(Rows):
-    """Fragments `begin_sequences`, `count_blocks` and `look_further`, both bodies of loops over a batch's sequences; the
-    keys of a block, as a source reads them."""
+    """Fragments `begin_sequences`, `count_blocks` and `look_further`, both bodies of loops over a batch's sequences;
+    the keys of a block, as a source reads them."""
 
     prefix = "narrow_"
 
@@ -35,10 +34,8 @@ class Blocks(Rows):
         self.tile, self.items = tile, items
         self.several = self.cache.batched
 
-    def tiles_of_head(self) -> Reg | int:
-        """Tiles of keys of a head that there may be; part of an open fragment."""
-        if self.several:
-            return -(-self.cache.max_len // self.keys)
+    def tiles_of_head(self) -> Reg:
+        """Tiles of keys of a head of the one sequence; part of an open fragment."""
         b = self.b
         tiles = b.op("add.s32", scratch(b, "tiles_of_head", "s32"), self.items.kv_len, self.keys - 1)
         return divide(b, "tiles_of_head", tiles, self.keys)

@@ -1,17 +1,17 @@
-"""K and V of 8 bits as 16-bit rows in memory, made by the launch itself under its products: once for all queries.
-(Conversions on the way into shared memory are repeated for every tile of them.)
+"""K and V of 8 bits as 16-bit rows in memory, made by the launch itself: once for all queries. (Conversions on the way
+into shared memory are repeated for every tile of them.)
 
-The warps that copy queries draw blocks of keys of a head from a counter until none is left, in the order in which items
-ask for them. Each tile of keys has a count of its blocks that are made, and the warps that ask for boxes of a tile wait
-until it is full. Who has drawn a block runs, and makes it without waiting for anyone: so nobody waits for a warp that
-has not begun. The last warp to leave sets all counts back to zero.
+Warps draw blocks of keys of a head from a counter until none is left. Of one sequence, they are those that copy
+queries, and make rows under the products, in the order in which items ask for them: each tile of keys has a count of
+its blocks that are made, and the warps that ask for boxes of a tile wait until it is full. Of a batch, they are the
+consumers, and boxes are asked for when all blocks are made. Who has drawn a block runs, and makes it without waiting
+for anyone: so nobody waits for a warp that has not begun. The last warp to leave sets all counts back to zero.
 """
 
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import WARP
-from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.sources import source_of
 from ptxgen.attention.prefill.wgmma.blocks import BLOCK, Blocks
 from ptxgen.attention.prefill.wgmma.boxes import WARPS
@@ -22,37 +22,37 @@ from ptxgen.attention.prefill.wgmma.tile import COLUMN, WgmmaTile, tile_of, wide
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.attention.prefill.wgmma.widening import sign_bits
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Addr, Reg
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch, store_words
 from ptxgen.idioms.polls import Polls
 from ptxgen.launch import Extent
 
-LINE = 128  # bytes: counters of several warps' minds lie apart
+LINE = 128  # bytes of a cache line: what is drawn from lies apart from what is waited for
 DRAWN, LEFT = 0, LINE  # offsets of the counters of a launch
-COUNTERS = 2 * LINE // 4  # words before those of tiles
-# Chunks of rows on their way to a thread, as registers allow: to a consumer's, to a producer's by the largest head_dim.
-AT_FIRST, WITH_SCALES = 16, 12
+COUNTERS = 2 * LINE // 4  # words before the counts of blocks that are made
+# Chunks of 8 values on their way to a thread of the producer, as registers allow, by the largest head_dim; with scales
+# no more than so many; and to one of the consumers.
 AT_ONCE = ((64, 8), (96, 4), (128, 16), (192, 4), (256, 4))
+WITH_SCALES, OF_CONSUMERS = 12, 16
 
 
 def counters(prefill: Prefill) -> Extent:
-    """Words of the counters, as many as tiles of keys of all heads and some more."""
+    """Words of the workspace of counts: one for each tile of keys of a head, or one for a batch, and some before."""
     cache, keys = prefill.attention.cache, tile_of(prefill).keys
     if widens_at_first(prefill):
         return COUNTERS + 1
     heads = prefill.attention.problem.n_kv_heads
-    if cache.batched:
-        return f"batch * {heads * -(-cache.max_len // keys)} + {COUNTERS}"
     if cache.max_len:
         return heads * -(-cache.max_len // keys) + COUNTERS
     return f"{heads} * ceil_div(n_keys, {keys}) + {COUNTERS}"
 
 
 class Widened:
-    """Fragments `begin_widening`; `begin_blocks`, `draw`, ahead and again within the loop over blocks, of which are
-    `drawn`, `load_block`, `store_block` and `count_made`; `begin_tiles_made`, `tiles_made` (a wait) and `see_widened`, of the warps that
-    ask for boxes; `leave` and `set_back` (a loop's body)."""
+    """Fragments `find_widened` (the kernel's), `begin_widening`, `begin_blocks`; `draw`, ahead and again within the
+    loop over blocks, of which are `drawn`, `load_block`, `store_block` and `count_made`; `begin_tiles_made`,
+    `tiles_unseen`, `tiles_made` (a wait) and `see_widened`, of the warps that ask for boxes; `leave` and `set_back` (a
+    loop's body)."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.tile, self.items, self.dtype = b, spec, tile, items, dtype
@@ -69,7 +69,7 @@ class Widened:
         if self.source.quantised:
             self.at_once = min(self.at_once, WITH_SCALES)
         if self.at_first:
-            self.at_once = AT_FIRST
+            self.at_once = OF_CONSUMERS
 
     def begin(self) -> None:
         """Where 16-bit rows and counts lie; part of an open fragment."""
@@ -84,9 +84,9 @@ class Widened:
         with b.fragment("begin_widening", "which of the warps makes 16-bit rows of K and V"):
             self.lane = b.op("and.b32", b.reg("wide_lane", "u32"), items.thread, WARP - 1)
             self.leads = b.op("setp.eq.u32", "leads", self.lane, 0)
-            self.tiles = blocks.tiles_of_head()
             seen = b.op("mov.s32", "tiles_seen", 0)
             if not self.at_first:
+                self.tiles = blocks.tiles_of_head()
                 widens = b.op("setp.ge.u32", "widens_now", items.thread, WARP * WARPS)
         if self.at_first:
             b.without("widens_once")
@@ -122,16 +122,12 @@ class Widened:
         self._wait_for_all(seen) if self.at_first else self._wait_for_tiles(seen, step, passes)
         self._leave(passes)
 
-    def _count_at(self, of: Rows, number: Reg) -> Addr:
-        """Where the count of a tile of keys lies, of the head and sequence of `of`; part of an open fragment."""
+    def _count_at(self, head: Reg, number: Reg) -> Reg:
+        """Where the count of a head's tile of keys lies, but for `COUNTERS` words; part of an open fragment."""
         b = self.b
-        at, from_ = scratch(b, "tile_count_at", "u64"), self.at
-        if self.items.cache.batched:
-            assert isinstance(self.tiles, int)
-            from_ = b.op("mad.wide.u32", at, of.sequence, 4 * self.tiles * self.items.problem.n_kv_heads, from_)
-        index = b.op("mad.lo.u32", scratch(b, "tile_count", "u32"), of.kv_head, self.tiles, number)
-        b.op("mad.wide.u32", at, index, 4, from_)
-        return at[4 * COUNTERS]
+        index = b.op("mad.lo.u32", scratch(b, "tile_count", "u32"), head, self.tiles, number)
+        at: Reg = b.op("mad.wide.u32", scratch(b, "tile_count_at", "u64"), index, 4, self.at)
+        return at
 
     # -- the warps that ask for boxes ----------------------------------------------------------------------------------
 
@@ -163,9 +159,9 @@ class Widened:
         with b.fragment("tiles_made", f"how many of the next {WARP} tiles are made"):
             ahead = b.op("add.s32", b.reg("step_ahead", "s32"), step, self.lane)
             exists = b.op("setp.lt.s32", "step_exists", ahead, items.key_tiles)
-            at = self._count_at(items, items.tile_number(ahead))
+            at = self._count_at(items.kv_head, items.tile_number(ahead))
             so_far = b.op("mov.u32", b.reg("blocks_so_far", "u32"), self.tile.keys // BLOCK)
-            b.op("ld.acquire.gpu.global.u32", so_far, at, pred=exists)
+            b.op("ld.acquire.gpu.global.u32", so_far, at[4 * COUNTERS], pred=exists)
             lacks = b.op("setp.lt.u32", "lacks_blocks", so_far, self.tile.keys // BLOCK)
             lacking = b.op("vote.sync.ballot.b32", b.reg("tiles_lacking", "b32"), lacks, -1)
             b.op("brev.b32", lacking, lacking)
@@ -201,8 +197,6 @@ class Widened:
             count = b.op("mov.u32", "counts", 1)
             if not self.at_first:
                 b.op("mul.lo.u32", count, self.tiles, items.problem.n_kv_heads)
-                if items.cache.batched:
-                    b.op("mul.lo.u32", count, count, items.batch_count)
             at = b.op("mad.wide.u32", "count_back_at", self.lane, 4, self.at)
             index = b.op("mov.u32", "count_back", self.lane)
             more = b.op("setp.lt.and.u32", "sets_back", index, count, last)
@@ -215,7 +209,7 @@ class Widened:
     # -- a block -------------------------------------------------------------------------------------------------------
 
     def _block(self, made: Reg) -> None:
-        """Fragments `load_block`, the block that was drawn, and `store_block`, its 16-bit rows; `made`: what it counts."""
+        """Fragments `load_block`, of the block that was drawn, and `store_block`, of its 16-bit rows; `made` counts."""
         b, copy = self.b, self.copy
         chunks = [
             (i, column, x, takes_part)
@@ -247,7 +241,7 @@ class Widened:
                 b.op("add.u32", made, made, 1)
             else:
                 b.op("mov.u32", made, self.blocks.counts_for)
-                b.op("mov.u64", self.made_at, self._count_at(self.blocks, self.blocks.tile_number).base)
+                b.op("mov.u64", self.made_at, self._count_at(self.blocks.kv_head, self.blocks.tile_number))
 
     def _load(self, chunks: list[tuple[int, int, str, Reg | None]]) -> None:
         """Some chunks of a block; part of an open fragment."""
