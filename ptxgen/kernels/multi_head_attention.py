@@ -90,8 +90,8 @@ class MultiHeadAttention(KernelType):
     scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
     multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
     then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and
-    values of 8 bits that some token sees become 16-bit ones first, once for all tokens, in workspaces that are as large
-    as a 16-bit cache of the same shape: for many tokens (`fastest` judges), and the output is that over such a cache.
+    values of 8 bits that some token sees become 16-bit ones once for all tokens, in workspaces that are as large as a
+    16-bit cache of the same shape: for many tokens (`fastest` judges), and the output is that over such a cache.
     """
 
     bundled_as = "prefill"
