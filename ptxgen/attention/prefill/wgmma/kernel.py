@@ -43,7 +43,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
     if widened is not None:
-        with b.fragment("find_widened"):
+        with b.fragment("find_widened", "where 16-bit rows of K and V lie"):
             widened.begin()
     passes = b.reg("pass", "u32") if first_maximum_serves and widened is not None else None
     if maps:

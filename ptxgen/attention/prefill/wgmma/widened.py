@@ -91,7 +91,7 @@ class Widened:
         if self.at_first:
             b.without("widens_once")
         else:
-            with b.fragment("widens_once"):
+            with b.fragment("widens_once", "not in the rounds that follow"):
                 b.op("setp.ne.u32", widens, items.thread, items.thread)
         blocks.count(self.lane)
         drawn = b.reg("block_drawn", "u32")
@@ -135,7 +135,7 @@ class Widened:
         """Once a warp, until all blocks are made."""
         b, polls = self.b, Polls(self.b)
         b.without("begin_tiles_made")
-        with b.fragment("tiles_unseen"):
+        with b.fragment("tiles_unseen", "whether the next tile may still be in the making"):
             b.op("setp.eq.s32", "is_unseen", seen, 0)
             b.op("mov.s32", seen, 1)
             polls.allow()
@@ -148,12 +148,12 @@ class Widened:
     def _wait_for_tiles(self, seen: Reg, step: Reg, passes: Reg | None) -> None:
         """Before a tile of an item, until its blocks are made."""
         b, items, polls = self.b, self.items, Polls(self.b)
-        with b.fragment("begin_tiles_made"):
+        with b.fragment("begin_tiles_made", "no tile of this item was looked for"):
             b.op("mov.s32", seen, 0)
             if passes is not None:
                 again = b.op("setp.ne.u32", "asks_again", passes, 0)
                 b.op("mov.s32", seen, (1 << 31) - 1, pred=again, note="all of them in the first pass")
-        with b.fragment("tiles_unseen"):
+        with b.fragment("tiles_unseen", "whether the next tile may still be in the making"):
             b.op("setp.ge.s32", "is_unseen", step, seen)
             polls.allow()
         with b.fragment("tiles_made", f"how many of the next {WARP} tiles are made"):
@@ -184,7 +184,7 @@ class Widened:
         if passes is None:
             b.without("pass_is_first")
         else:
-            with b.fragment("pass_is_first"):
+            with b.fragment("pass_is_first", "warps leave when all that they ask for has been asked for once"):
                 b.op("setp.eq.u32", "is_first_pass", passes, 0)
         with b.fragment("leave", "the last warp to have drawn and looked sets the counts back"):
             warps = b.op("mul.lo.u32", "all_warps", items.ctas, WARPS_OF_GROUP)
@@ -200,7 +200,7 @@ class Widened:
             at = b.op("mad.wide.u32", "count_back_at", self.lane, 4, self.at)
             index = b.op("mov.u32", "count_back", self.lane)
             more = b.op("setp.lt.and.u32", "sets_back", index, count, last)
-        with b.fragment("set_back"):
+        with b.fragment("set_back", "a lane sets back every 32nd"):
             b.op("st.global.u32", at[4 * COUNTERS], 0)
             b.op("add.u64", at, at, 4 * WARP)
             b.op("add.u32", index, index, WARP)
