@@ -236,6 +236,7 @@ class Widened:
                 if first:
                     self._load(some)
                 for n, (i, column, x, takes_part) in enumerate(some):
+                    b.note(f"{x.upper()} of rows from {i * copy.spread.rows_per_pass} on")
                     self._store(n, (i, column, x), signs, self._present(self.exist[i], takes_part))
             if self.at_first:
                 b.op("add.u32", made, made, 1)
