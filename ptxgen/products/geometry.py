@@ -35,6 +35,12 @@ class Geometry:
     tokens: int
     groups: int
     ctas: int
+    split = 1  # CTAs that share k
+
+    @property
+    def launched(self) -> int:
+        """CTAs of the launch."""
+        return self.ctas
 
     @property
     def warps(self) -> int:
@@ -51,6 +57,10 @@ class Geometry:
 class Runs:
     """One token: every CTA has a run of neighbouring units, `least` or one more, and every warp of it a run of their
     tiles, of which so many are on their way (`stages`). A unit is `parts` records of 16 rows and `tiles` tiles each.
+
+    Or every cluster of `split` CTAs has such a run of units (`ctas` counts clusters), each of its CTAs with `tiles` of
+    every record's tiles. Where they do not come out even, the last CTA has its first `spare` tiles in common with the
+    one before, and takes x as zero there.
     """
 
     units: int
@@ -60,11 +70,18 @@ class Runs:
     stages: int
     ctas: int
     tokens: int = 1
+    split: int = 1
+    spare: int = 0
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * self.warps
+
+    @property
+    def launched(self) -> int:
+        """CTAs of the launch."""
+        return self.ctas * self.split
 
     @property
     def least(self) -> int:
@@ -131,13 +148,17 @@ def share_runs(
     `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs;
     `choice`: what a tuning table says.
     """
-    tiles = kind.tiles(k)
-    ctas = most_ctas or _shape(kind.tile_k, tiles, since_sm_90, choice).ctas
+    split = choice.split if choice is not None and not most_ctas else 1
+    while -(-kind.tiles(k) // split) * (split - 1) >= kind.tiles(k):  # every CTA has columns of its own
+        split //= 2
+    tiles = -(-kind.tiles(k) // split)
+    ctas = most_ctas or max(1, _shape(kind.tile_k, tiles, since_sm_90, choice).ctas // split)
     ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
     most_tiles = -(-units // ctas) * parts * tiles
     shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
     warps = warps or min(shape.warps, most_tiles)
-    return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas)
+    stages = min(shape.stages, -(-most_tiles // warps))
+    return Runs(units, parts, tiles, warps, stages, ctas, split=split, spare=tiles * split - kind.tiles(k))
 
 
 def side_by_side(units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool) -> tuple[Runs, ...]:

@@ -104,7 +104,11 @@ class Product(Weighted):
 
     def staged_bytes(self, digits: bool) -> int:
         """Bytes of a row of x in shared memory, as f32 or as digits."""
-        return columns_of(self.kind)[1].bytes_of(self.kind, self.padded_k) if digits else 4 * self.padded_k
+        return self._digit_bytes(self.padded_k) if digits else 4 * self.padded_k
+
+    def _digit_bytes(self, columns: int) -> int:
+        """Of so many columns as digits."""
+        return columns_of(self.kind)[1].bytes_of(self.kind, columns)
 
     def geometry(self, target: Target) -> Geometry | Runs:
         """How the work is shared out."""
@@ -138,15 +142,17 @@ class Product(Weighted):
 
     def grid(self, at: Geometry | Runs) -> tuple[Extent, Extent, Extent]:
         """CTAs; the one that counts groups of records is `group_axis`."""
-        return (at.ctas, 1, 1)
+        return (at.launched, 1, 1)
 
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
-        shared, block = self.shared(target, at), (at.threads, 1, 1)
-        return Launch(self.grid(at), block, shared, programmatic=self.programmatic)
+        shared, block, cluster = self.shared(target, at), (at.threads, 1, 1), (at.split, 1, 1)
+        return Launch(self.grid(at), block, shared, cluster, programmatic=self.programmatic)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
+        if isinstance(at, Runs):
+            return self._digit_bytes(at.tiles * self.kind.tile_k)
         return at.tokens * self.staged_bytes(self.on_tensor_cores(target)) if self.stages(target) else 0
 
     def template(self, target: Target) -> str:
