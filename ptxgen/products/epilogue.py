@@ -40,7 +40,6 @@ class Epilogue:
             self.run_slots = slots or RunSlots(b, at)
             self.results = -(-at.most * TILE_ROWS * at.tokens // 32) * 32  # whole warps, so that lanes may exchange
             self.turns = -(-self.results // at.threads)
-            self.join = Join(b, at, self.results, spec.parts + bool(spec.norm)) if at.split > 1 else None
             return
         self.buffers = 1 if at.groups <= at.ctas else 2
         self.warp_bytes = 4 * TILE_ROWS * at.tokens * spec.parts
@@ -77,6 +76,7 @@ class Epilogue:
         b, at, spec = self.b, self.at, self.spec
         assert isinstance(at, Runs)
         self.loop = stream
+        join = Join(b, at, self.results, spec.parts + bool(spec.norm)) if at.split > 1 else None
         slots = self.run_slots.locate(stream)
         with b.fragment("first_result", "results of the CTA, one a thread"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
@@ -93,18 +93,18 @@ class Epilogue:
             record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
             b.op("mad.lo.u32", self.out_row, record, TILE_ROWS, self.row)
             b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
-            if self.join is not None:
-                self.join.only_first(stream, inside)
+            if join is not None:
+                join.only_first(stream, inside)
         self.begin()
         turns = stream.build(requests, stage.digits, slots)
         self.values = b.array("result", "f32", spec.parts)
         square = None
         with b.fragment("combine", "add the sums of the warps along k"):
             self.run_slots.combine(self.values)
-            if spec.norm and self.join is not None:
+            if spec.norm and join is not None:
                 square = self._square(stage)
-        if self.join is not None:
-            self.join.build(stream, self.result, [*self.values, *([square] if square is not None else [])])
+        if join is not None:
+            join.build(stream, self.result, [*self.values, *([square] if square is not None else [])])
         else:
             b.without("send_sums", "take_sums")
         with b.fragment("finish", f"{'divide by the root mean square; ' if spec.norm else ''}the result's address"):
