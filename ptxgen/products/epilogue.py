@@ -38,7 +38,7 @@ class Epilogue:
         self.before: Reg | None = None  # of the residual stream, where it is asked for early
         if isinstance(at, Runs):
             self.run_slots = slots or RunSlots(b, at)
-            self.results = -(-at.most * TILE_ROWS * at.tokens // 32) * 32  # whole warps, so that lanes may exchange
+            self.results = at.results
             self.turns = -(-self.results // at.threads)
             return
         self.buffers = 1 if at.groups <= at.ctas else 2

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ptxgen.weights.format import TILE_ROWS
+
 if TYPE_CHECKING:
     from ptxgen.tuning import ProductChoice
     from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
-SLOT_BYTES = 4 * 16  # of a warp's sums of a record: 16 rows, f32
+SLOT_BYTES = 4 * TILE_ROWS  # of a warp's sums of a record: 16 rows, f32
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
 CROWDED_WARPS = 4  # of a CTA whose threads have so many registers that two CTAs of eight warps do not fit
 MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory
@@ -84,6 +86,11 @@ class Runs:
         return self.ctas * self.split
 
     @property
+    def results(self) -> int:
+        """Of a CTA at most, or of a cluster: whole warps, so that lanes may exchange."""
+        return -(-self.most * TILE_ROWS * self.tokens // 32) * 32
+
+    @property
     def least(self) -> int:
         """Units of a CTA; the first `more` have one more."""
         return self.units // self.ctas
@@ -149,16 +156,20 @@ def share_runs(
     `choice`: what a tuning table says.
     """
     split = choice.split if choice is not None and not most_ctas else 1
-    while -(-kind.tiles(k) // split) * (split - 1) >= kind.tiles(k):  # every CTA has columns of its own
+    while True:
+        tiles = -(-kind.tiles(k) // split)
+        ctas = most_ctas or max(1, _shape(kind.tile_k, tiles, since_sm_90, choice).ctas // split)
+        ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
+        most_tiles = -(-units // ctas) * parts * tiles
+        shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
+        own_warps = warps or min(shape.warps, most_tiles)
+        stages = min(shape.stages, -(-most_tiles // own_warps))
+        spare = tiles * split - kind.tiles(k)
+        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare)
+        # of CTAs that share k each has columns of its own, and a thread one result at most
+        if split == 1 or (spare < tiles and runs.results <= runs.threads):
+            return runs
         split //= 2
-    tiles = -(-kind.tiles(k) // split)
-    ctas = most_ctas or max(1, _shape(kind.tile_k, tiles, since_sm_90, choice).ctas // split)
-    ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
-    most_tiles = -(-units // ctas) * parts * tiles
-    shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
-    warps = warps or min(shape.warps, most_tiles)
-    stages = min(shape.stages, -(-most_tiles // warps))
-    return Runs(units, parts, tiles, warps, stages, ctas, split=split, spare=tiles * split - kind.tiles(k))
 
 
 def side_by_side(units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool) -> tuple[Runs, ...]:

@@ -4,7 +4,7 @@ reference. Its code is put together in `compose.py`."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptxgen import rules
@@ -110,13 +110,15 @@ class Product(Weighted):
         """Of so many columns as digits."""
         return columns_of(self.kind)[1].bytes_of(self.kind, columns)
 
-    def geometry(self, target: Target) -> Geometry | Runs:
-        """How the work is shared out."""
+    def geometry(self, target: Target, *, shares_k: bool = True) -> Geometry | Runs:
+        """How the work is shared out; `shares_k`: CTAs of a cluster may share k."""
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
             shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated, self.programmatic)
             choice, since_sm_90 = in_force().product(shape), target.includes_any(("sm_90",))
+            if choice is not None and not (shares_k and since_sm_90):
+                choice = replace(choice, split=1)
             return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
