@@ -81,6 +81,7 @@ class Epilogue:
         with b.fragment("first_result", "results of the CTA, one a thread"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
             self.has_result = b.op("setp.lt.u32", "has_result", self.result, self.results)
+            takes = join.find(stream, self.has_result) if join is not None else None
             inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.result, 0)
             self.out_row = b.op("mov.u32", "out_row", 0)
         with b.fragment("locate_result", "the unit of the CTA, the row, and their slots"):
@@ -93,8 +94,8 @@ class Epilogue:
             record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
             b.op("mad.lo.u32", self.out_row, record, TILE_ROWS, self.row)
             b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
-            if join is not None:
-                join.only_first(stream, inside)
+            if takes is not None:
+                b.op("and.pred", inside, inside, takes)
         self.begin()
         turns = stream.build(requests, stage.digits, slots)
         self.values = b.array("result", "f32", spec.parts)

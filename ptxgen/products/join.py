@@ -26,9 +26,10 @@ class Join:
         self.rank_bytes = self.row_bytes * values
         self.memory = b.shared("cluster_sums", self.rank_bytes * (at.split - 1))
 
-    def only_first(self, stream: Stream, inside: Reg) -> None:
-        """Only the first CTA has rows of the matrix; in an open fragment."""
-        self.b.op("setp.eq.and.u32", inside, stream.rank, 0, inside)
+    def find(self, stream: Stream, has_result: Reg) -> Reg:
+        """Whether a thread has a result and is of the first CTA, which takes the sums; in an open fragment."""
+        takes: Reg = self.b.op("setp.eq.and.u32", "takes_sums", stream.rank, 0, has_result)
+        return takes
 
     def build(self, stream: Stream, result: Reg, values: Sequence[Reg]) -> None:
         """Both fragments, for the sums `values` of each result."""
