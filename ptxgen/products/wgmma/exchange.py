@@ -38,7 +38,10 @@ class Exchange:
         """Both fragments; the sums that this CTA finishes."""
         b, at, rank = self.b, self.at, tasks.split_rank
         assert rank is not None
-        with b.fragment("send_sums", f"to each CTA its tokens' sums, {'beside' if at.apart else 'where'} its ring{'' if at.apart else ' was'}"):
+        with b.fragment(
+            "send_sums",
+            f"to each CTA its tokens' sums, {'beside' if at.apart else 'where'} its ring{'' if at.apart else ' was'}",
+        ):
             place = b.op("mov.u32", "sums_place", self.ring.memory)
             if at.apart:
                 b.op("add.u32", place, place, at.sums_at)
