@@ -2,7 +2,9 @@
 all up in the order of ranks.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
-They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own.
+They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own. Of few tokens they lie
+beside the ring, where they are sent once: a CTA of such a cluster has one tile, and no more is needed than that all
+CTAs have begun.
 """
 
 from __future__ import annotations
@@ -38,10 +40,8 @@ class Exchange:
         """Both fragments; the sums that this CTA finishes."""
         b, at, rank = self.b, self.at, tasks.split_rank
         assert rank is not None
-        with b.fragment(
-            "send_sums",
-            f"to each CTA its tokens' sums, {'beside' if at.apart else 'where'} its ring{'' if at.apart else ' was'}",
-        ):
+        where = "beside its ring" if at.apart else "where its ring was"
+        with b.fragment("send_sums", f"to each CTA its tokens' sums, {where}"):
             place = b.op("mov.u32", "sums_place", self.ring.memory)
             if at.apart:
                 b.op("add.u32", place, place, at.sums_at)
