@@ -43,7 +43,6 @@ class Columns(ABC):
     totals: Sequence[Reg]
     x_bases: tuple[Reg, ...]  # addresses in shared memory of the lane's x in tile 0 …
     x_steps: tuple[int, ...]  # … and their step from tile to tile
-    slots_in = "shared"  # the space of the addresses that totals are published to
 
     def __init__(self, b: Builder, kind: WeightFormat) -> None:
         self.b, self.kind = b, kind
@@ -75,7 +74,7 @@ class Columns(ABC):
         b = self.b
         over_lanes(b, "add.f32", self.totals, (1, 2))
         for half, total in enumerate(self.totals):
-            b.op(f"st.{self.slots_in}.f32", to[4 * 8 * half], total, pred=self.is_writer)
+            b.op("st.shared.f32", to[4 * 8 * half], total, pred=self.is_writer)
 
     def find_writer(self, quad: Reg) -> None:
         """One lane of a quad writes."""

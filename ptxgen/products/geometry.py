@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.tuning import ProductChoice
     from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
-SLOT_BYTES = 4 * 16  # of a warp's sums of a record: 16 rows, f32
+SLOT_BYTES = 4 * TILE_ROWS  # of a warp's sums of a record: 16 rows, f32
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
 CROWDED_WARPS = 4  # of a CTA whose threads have so many registers that two CTAs of eight warps do not fit
 MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory
@@ -35,7 +37,7 @@ class Geometry:
     tokens: int
     groups: int
     ctas: int
-    cluster = 1
+    split = 1  # CTAs that share k
 
     @property
     def launched(self) -> int:
@@ -58,8 +60,9 @@ class Runs:
     """One token: every CTA has a run of neighbouring units, `least` or one more, and every warp of it a run of their
     tiles, of which so many are on their way (`stages`). A unit is `parts` records of 16 rows and `tiles` tiles each.
 
-    Or a cluster of so many CTAs has (`cluster`; `ctas` counts clusters), all of their warps together. Then a CTA may
-    need a part of x only; with `whole_x` it takes all.
+    Or every cluster of `split` CTAs has such a run of units (`ctas` counts clusters), each of its CTAs with `tiles` of
+    every record's tiles. Where they do not come out even, the last CTA has its first `spare` tiles in common with the
+    one before, and takes x as zero there.
     """
 
     units: int
@@ -69,8 +72,8 @@ class Runs:
     stages: int
     ctas: int
     tokens: int = 1
-    cluster: int = field(default=1, kw_only=True)
-    whole_x: bool = field(default=False, kw_only=True)
+    split: int = 1
+    spare: int = 0
 
     @property
     def threads(self) -> int:
@@ -78,21 +81,14 @@ class Runs:
         return 32 * self.warps
 
     @property
-    def sharing(self) -> int:
-        """Warps that share a run of units: of a CTA, or of a cluster."""
-        return self.warps * self.cluster
-
-    @property
     def launched(self) -> int:
         """CTAs of the launch."""
-        return self.ctas * self.cluster
+        return self.ctas * self.split
 
     @property
-    def x_tiles(self) -> int:
-        """Tiles of x that a CTA brings: of all columns, or as many as it has tiles of weights, which follow one
-        another, the first behind the last."""
-        own = -(-self.most * self.parts * self.tiles // self.cluster)
-        return self.tiles if self.whole_x else min(self.tiles, own)
+    def results(self) -> int:
+        """Of a CTA at most, or of a cluster: whole warps, so that lanes may exchange."""
+        return -(-self.most * TILE_ROWS * self.tokens // 32) * 32
 
     @property
     def least(self) -> int:
@@ -112,12 +108,12 @@ class Runs:
     @property
     def idle(self) -> bool:
         """Whether a warp may have no tile."""
-        return self.least * self.parts * self.tiles < self.sharing
+        return self.least * self.parts * self.tiles < self.warps
 
     @property
     def sharers(self) -> int:
         """Warps that have tiles of one record, at most."""
-        return min(self.sharing, -(-self.sharing // (self.least * self.parts)) + 1)
+        return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
 
 
 MOST_UNITS = 64  # of a CTA
@@ -152,24 +148,28 @@ def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | N
 
 def share_runs(
     units: int, parts: int, kind: WeightFormat, k: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0,
-    choice: ProductChoice | None = None, whole_x: bool = True,
+    choice: ProductChoice | None = None,
 ) -> Runs:  # fmt: skip
     """The geometry of a product with one token on tensor cores: at most the warps and stages that have a tile.
 
     `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs;
-    `choice`: what a tuning table says; `whole_x`: every CTA needs all of x.
+    `choice`: what a tuning table says.
     """
-    tiles, cluster = kind.tiles(k), 1 if choice is None else choice.cluster
-    ctas = most_ctas or max(1, _shape(kind.tile_k, tiles, since_sm_90, choice).ctas // cluster)
-    ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
-    most_tiles = -(-units // ctas) * parts * tiles
-    shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
-    least_tiles = units // ctas * parts * tiles
-    while cluster > 1 and least_tiles < cluster:
-        cluster //= 2  # every warp has a tile
-    warps = warps or min(shape.warps, most_tiles if cluster == 1 else least_tiles // cluster)
-    stages = min(shape.stages, -(-most_tiles // (warps * cluster)))
-    return Runs(units, parts, tiles, warps, stages, ctas, cluster=cluster, whole_x=whole_x or cluster == 1)
+    split = choice.split if choice is not None and not most_ctas else 1
+    while True:
+        tiles = -(-kind.tiles(k) // split)
+        ctas = most_ctas or max(1, _shape(kind.tile_k, tiles, since_sm_90, choice).ctas // split)
+        ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
+        most_tiles = -(-units // ctas) * parts * tiles
+        shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
+        own_warps = warps or min(shape.warps, most_tiles)
+        stages = min(shape.stages, -(-most_tiles // own_warps))
+        spare = tiles * split - kind.tiles(k)
+        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare)
+        # of CTAs that share k each has columns of its own, and a thread one result at most
+        if split == 1 or (spare < tiles and runs.results <= runs.threads):
+            return runs
+        split //= 2
 
 
 def side_by_side(units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool) -> tuple[Runs, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder, Fragment
@@ -37,13 +36,12 @@ class Prepare:
 
     def __init__(self, b: Builder, spec: Product, at: Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
-        self.columns = at.x_tiles * spec.kind.tile_k  # of this CTA
-        self.digits = columns_of(spec.kind)[1](b, spec.kind, self.columns, at.threads)
+        self.padded_k = at.tiles * spec.kind.tile_k  # columns of this CTA
+        self.digits = columns_of(spec.kind)[1](b, spec.kind, self.padded_k, at.threads)
         self.reach = at.threads * self.digits.columns  # columns of one load of all threads
-        loads = -(-self.columns // self.reach)
+        loads = -(-self.padded_k // self.reach)
         self.flight = min(loads, MOST_IN_FLIGHT // self.digits.columns)
         self.passes = -(-loads // self.flight)
-        self.first: Reg | None = None  # column of the thread in x, where this CTA brings a part of it
         self.squares: Shared | None = b.shared("squares", 4 * at.warps) if spec.norm else None
 
     def request_norm(self, thread: Reg) -> None:
@@ -68,9 +66,9 @@ class Prepare:
             column = self.column = b.op("mul.lo.u32", "stage_column", group, OWN * digits.columns)
             b.op("mad.lo.u32", column, quad, OWN, column)
             self.source = b.ld_param("x")
-            if stream.in_part:
-                assert stream.first_of_rank is not None
-                self.first = b.op("mad.lo.u32", "first_column", stream.first_of_rank, spec.kind.tile_k, column)
+            self.place, self.end = column, b.reg("end_of_columns", "u32") if stream.rank is not None else spec.k
+            if stream.rank is not None:
+                self._own_part(stream)
             digits.begin(group, quad)
             if self.passes > 1:  # the same for all lanes of a warp, which work together
                 self.pass_at = b.op("mov.u32", "stage_pass", 0)
@@ -81,11 +79,11 @@ class Prepare:
             with b.fragment("next_stage", "on to the next columns"):
                 step = self.flight * self.reach
                 b.op("add.u32", column, column, step)
-                if self.first is not None:
-                    b.op("add.u32", self.first, self.first, step)
                 digits.next(self.flight)
                 b.op("add.u32", self.pass_at, self.pass_at, step)
-                b.op("setp.lt.u32", "stage_again", self.pass_at, self.columns)
+                b.op("setp.lt.u32", "stage_again", self.pass_at, self.padded_k)
+                if self.place is not column:
+                    b.op("add.u32", self.place, self.place, step)
         if not spec.norm:
             b.without("sum_squares")
             return items
@@ -97,6 +95,32 @@ class Prepare:
             b.op("st.shared.f32", slot[0], self.total, pred=is_first)
         return items
 
+    def _own_part(self, stream: Stream) -> None:
+        """Of CTAs that share k: where this one's x begins, and from which of its columns on, to which."""
+        b, spec, at = self.b, self.spec, self.at
+        first = b.op("mul.lo.u32", "first_column", stream.first_of_rank, spec.kind.tile_k)
+        b.op("mad.wide.u32", self.source, first, 4, self.source)
+        if spec.norm:
+            b.op("mad.wide.u32", self.norm, first, 4, self.norm)
+        b.op("sub.u32", self.end, spec.k, first)
+        b.op("min.u32", self.end, self.end, self.padded_k)
+        if at.spare:
+            b.note("k does not come out even: the last CTA takes x as zero where another has it")
+            is_last = b.op("setp.eq.u32", "has_spare", stream.rank, at.split - 1)
+            spare = b.op("selp.b32", "spare_columns", at.spare * spec.kind.tile_k, 0, is_last)
+            self.place = b.op("sub.u32", "own_column", self.column, spare)
+            b.op("sub.u32", self.end, self.end, spare)
+
+    def _is_inside(self, inside: Reg, first: int) -> None:
+        """Whether x has the columns of this thread's load from `first` on, and they are this CTA's."""
+        b, end = self.b, self.end
+        if not isinstance(end, Reg):
+            b.op("setp.lt.u32", inside, self.column, max(0, end - first))
+            return
+        wanted = convert.scratch(b, "wanted_column", "u32")
+        b.op("add.u32", wanted, self.place, first)
+        b.op("setp.lt.u32", inside, wanted, end)
+
     def _stage(self, warp: Reg) -> list[Item]:
         """Fragment `stage`, the loads of a pass, and what becomes of them."""
         b, spec, columns = self.b, self.spec, self.digits.columns
@@ -104,8 +128,7 @@ class Prepare:
         factors = b.array("norm_factor", "f32", self.flight * columns) if spec.norm else None
         inside, there = b.reg("inside_row", "pred"), b.reg("inside_tiles", "pred")
         with b.fragment("stage", "load the columns of a pass"):
-            if self.first is None:
-                address = b.op("mad.wide.u32", "stage_from", self.column, 4, self.source)
+            address = b.op("mad.wide.u32", "stage_from", self.column, 4, self.source)
             convert.clear(b, values)
             if factors is not None:
                 norm_at = b.op("mad.wide.u32", "norm_from", self.column, 4, self.norm)
@@ -113,11 +136,8 @@ class Prepare:
             for i in range(self.flight):
                 for index, piece in enumerate(self.digits.pieces):
                     first, place = i * self.reach + piece, OWN * (i * len(self.digits.pieces) + index)
+                    self._is_inside(inside, first)
                     own = values[place : place + OWN]
-                    if self.first is not None:
-                        self._load_in_part(own, first, inside)
-                        continue
-                    b.op("setp.lt.u32", inside, self.column, max(0, spec.k - first))
                     convert.load_words(b, own, address, 4 * first, pred=inside)
                     if factors is not None:
                         own = factors[place : place + OWN]
@@ -132,27 +152,15 @@ class Prepare:
             with b.fragment(f"keep_{i}", "become digits in shared memory") as keep:
                 if factors is not None:
                     self._normalise(own, factors[columns * i : columns * (i + 1)])
-                b.op("setp.lt.u32", there, self.column, max(0, self.columns - i * self.reach))
+                b.op("setp.lt.u32", there, self.column, max(0, self.padded_k - i * self.reach))
                 self.digits.keep(own, i, there)
-            some = self.passes > 1 or (i + 1) * self.reach > self.columns
+            some = self.passes > 1 or (i + 1) * self.reach > self.padded_k
             find = None
             if some:
                 with b.fragment(f"find_{i}") as find:
-                    b.op("setp.lt.u32", takes, first_column, max(0, self.columns - i * self.reach))
+                    b.op("setp.lt.u32", takes, first_column, max(0, self.padded_k - i * self.reach))
             items.append(Item(f"_{i}", keep, find, takes if some else None))
         return items
-
-    def _load_in_part(self, values: Sequence[Reg], more: int, inside: Reg) -> None:
-        """So many columns on from those of this thread, where the first ones follow the last ones of all tiles."""
-        b, spec = self.b, self.spec
-        place, beyond = convert.scratch(b, "x_column", "u32"), convert.scratch(b, "begins_again", "pred")
-        address = convert.scratch(b, "x_from", "u64")
-        b.op("add.u32", place, self.first, more)
-        b.op("setp.ge.u32", beyond, place, spec.padded_k)
-        b.op("sub.u32", place, place, spec.padded_k, pred=beyond)
-        b.op("setp.lt.u32", inside, place, spec.k)
-        b.op("mad.wide.u32", address, place, 4, self.source)
-        convert.load_words(b, values, address, 0, pred=inside)
 
     def _normalise(self, values: tuple[Reg, ...], factors: tuple[Reg, ...]) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""

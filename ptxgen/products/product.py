@@ -110,19 +110,16 @@ class Product(Weighted):
         """Of so many columns as digits."""
         return columns_of(self.kind)[1].bytes_of(self.kind, columns)
 
-    def geometry(self, target: Target, *, in_clusters: bool = True) -> Geometry | Runs:
-        """How the work is shared out; `in_clusters`: also among the CTAs of a cluster."""
+    def geometry(self, target: Target, *, shares_k: bool = True) -> Geometry | Runs:
+        """How the work is shared out; `shares_k`: CTAs of a cluster may share k."""
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
             shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated, self.programmatic)
             choice, since_sm_90 = in_force().product(shape), target.includes_any(("sm_90",))
-            if choice is not None and not (in_clusters and since_sm_90):
-                choice = replace(choice, cluster=1)
-            whole_x = bool(self.norm)  # of which every CTA needs all squares
-            return share_runs(
-                records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice, whole_x=whole_x
-            )
+            if choice is not None and not (shares_k and since_sm_90):
+                choice = replace(choice, split=1)
+            return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
         # sums of two matrices leave registers for half of the tokens
@@ -151,13 +148,13 @@ class Product(Weighted):
 
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
-        shared, block, cluster = self.shared(target, at), (at.threads, 1, 1), (at.cluster, 1, 1)
+        shared, block, cluster = self.shared(target, at), (at.threads, 1, 1), (at.split, 1, 1)
         return Launch(self.grid(at), block, shared, cluster, programmatic=self.programmatic)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
         if isinstance(at, Runs):
-            return self._digit_bytes(at.x_tiles * self.kind.tile_k)
+            return self._digit_bytes(at.tiles * self.kind.tile_k)
         return at.tokens * self.staged_bytes(self.on_tensor_cores(target)) if self.stages(target) else 0
 
     def template(self, target: Target) -> str:

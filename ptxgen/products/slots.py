@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class RunSlots:
     """A warp's sums of the CTA's record r are in slot r + warp: no two share one, and those of a record are
     neighbours, in the order of k. A slot is `[token, 16]` f32; they lie in `memory` from an offset on, or by
-    themselves. Of a cluster they lie in its first CTA."""
+    themselves."""
 
     def __init__(self, b: Builder, at: Runs, memory: Shared | None = None, offset: int = 0) -> None:
         self.b, self.at, self.offset = b, at, offset
         self.bytes = SLOT_BYTES * at.tokens
-        self.slots = memory or b.shared("sums", self.bytes * (at.most * at.parts + at.sharing))
+        self.slots = memory or b.shared("sums", self.bytes * (at.most * at.parts + at.warps))
 
     def locate(self, stream: Stream) -> Reg:
         """Fragment `locate_slot`: where row g of this lane is in the warp's first slot."""
@@ -33,7 +33,7 @@ class RunSlots:
             self.base = b.op("mov.u32", "slots", self.slots)
             if self.offset:
                 b.op("add.u32", self.base, self.base, self.offset)
-            slot = b.op("add.u32", "slot", stream.own_record, stream.sharer)
+            slot = b.op("add.u32", "slot", stream.own_record, stream.warp)
             mine: Reg = b.op("mad.lo.u32", "publish_at", slot, self.bytes, self.base)
             if at.idle:
                 b.note("a warp without a tile adds 0")
@@ -42,8 +42,6 @@ class RunSlots:
                 for token in range(at.tokens):
                     b.op("st.shared.f32", clear[SLOT_BYTES * token], 0.0, pred=clears)
             b.op("mad.lo.u32", mine, stream.row, 4, mine)
-            if at.cluster > 1:
-                b.op("mapa.shared::cluster.u32", mine, mine, 0)
         return mine
 
     def find(self, stream: Stream, unit: Reg, row: Reg, token: Reg | None = None) -> None:
@@ -55,8 +53,8 @@ class RunSlots:
             record = unit
             if at.parts > 1:
                 record = b.op("mad.lo.u32", f"record_{part}", unit, at.parts, part)
-            first = b.op("mad.lo.u32", f"first_of_{part}", record, at.sharing, (at.sharing - 1) // at.tiles)
-            last = b.op("mad.lo.u32", f"last_of_{part}", record, at.sharing, at.sharing - 1)
+            first = b.op("mad.lo.u32", f"first_of_{part}", record, at.warps, (at.warps - 1) // at.tiles)
+            last = b.op("mad.lo.u32", f"last_of_{part}", record, at.warps, at.warps - 1)
             for each in (first, last):
                 self._over_records(each, stream.has_more)
             b.op("sub.u32", last, last, first)
@@ -71,7 +69,7 @@ class RunSlots:
     def _over_records(self, value: Reg, has_more: Reg | None) -> None:
         """Divided by the number of the CTA's records."""
         b, at = self.b, self.at
-        bound = at.sharing * at.most * at.parts
+        bound = at.warps * at.most * at.parts
         if has_more is not None:
             other = convert.scratch(b, "over_most", "u32")
             divide(b, other, value, at.most * at.parts, bound)

@@ -37,9 +37,6 @@ class Stream:
         self.columns = columns or columns_of(spec.kind)[0](b, spec.kind)
         self.reader = TileReader(b, spec.kind, spec.k, pieces=self.columns.pieces, tiles=at.tiles)
         self.words = [b.array(f"word_{i}_", "b32", self.reader.words).regs for i in range(at.stages)]
-        self.in_part = at.x_tiles < at.tiles
-        if at.cluster > 1:
-            self.columns.slots_in = "shared::cluster"
 
     def locate(self, cta: str, first_cta: int = 0, weight: str = "weight", split: int = 1) -> None:
         """The units of the CTA and the tiles of the warp; `cta`: the special register that counts CTAs, from
@@ -57,11 +54,8 @@ class Stream:
                 b.op("sub.u32", index, index, first_cta)
                 b.op("min.u32", index, index, at.ctas - 1)  # which it is: a bound for the checks
             self.rank = self.first_of_rank = None
-            self.sharer = self.warp
-            if split > 1 or at.cluster > 1:
-                index, self.rank = divided(b, "cluster_of_product", "rank", index, split * at.cluster)
-            if at.cluster > 1:
-                self.sharer = b.op("mad.lo.u32", "warp_of_cluster", self.rank, at.warps, self.warp)
+            if split > 1:
+                index, self.rank = divided(b, "cluster_of_product", "rank", index, split)
             first = self.first_unit = b.op("mul.lo.u32", "first_unit", index, at.least)
             self.has_more = None
             total: Reg | int = at.least * at.parts * at.tiles
@@ -75,12 +69,10 @@ class Stream:
             divide(b, record, begin, at.tiles, at.most * at.parts * at.tiles)
             b.op("min.u32", record, record, at.most * at.parts)  # as it is: a bound for the checks
             b.op("sub.u32", tile, begin, b.op("mul.lo.u32", "tiles_before", record, at.tiles))
-            self.tile, self.own_record, self.x_tile = tile, record, tile
-            if self.in_part:
-                self._find_part(begin, total)
+            self.tile, self.own_record = tile, record
             self.ahead = b.op("mov.u32", "tile_ahead", tile) if self.reader.wraps else None
             place = tile
-            if split > 1:
+            if self.rank is not None:
                 place = b.op("mul.lo.u32", "first_of_rank", self.rank, at.tiles)
                 b.op("min.u32", place, place, self.kind.tiles(self.spec.k) - at.tiles)
                 self.first_of_rank, place = place, b.op("add.u32", "tile_of_record", place, tile)
@@ -91,28 +83,17 @@ class Stream:
 
     def _share(self, total: Reg | int) -> Reg:
         """The first of this warp's tiles, of so many of the CTA; `left` is how many it has."""
-        b, warps = self.b, self.at.sharing
+        b, warps = self.b, self.at.warps
         if isinstance(total, int) and total % warps == 0:
             self.left = b.op("mov.u32", "tiles_left", total // warps)
-            only: Reg = b.op("mul.lo.u32", "first_tile", self.sharer, total // warps)
+            only: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total // warps)
             return only
-        begin: Reg = b.op("mul.lo.u32", "first_tile", self.sharer, total)
+        begin: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total)
         end = b.op("add.u32", "end_tile", begin, total)
         for each in (begin, end):
             divide(b, each, each, warps, warps * self.at.most * self.at.parts * self.at.tiles)
         self.left = b.op("sub.u32", "tiles_left", end, begin)
         return begin
-
-    def _find_part(self, begin: Reg, total: Reg | int) -> None:
-        """Of a CTA that brings a part of x only: its first tile, as the columns' place and before this warp's."""
-        b, at = self.b, self.at
-        first = b.op("mul.lo.u32", "first_tile_of_cta", self.rank, total)
-        divide(b, first, first, at.cluster, at.most * at.parts * at.tiles * at.cluster)
-        self.x_tile = b.op("sub.u32", "x_tile", begin, first)
-        whole = divide(b, b.reg("first_record_of_cta", "u32"), first, at.tiles, at.most * at.parts * at.tiles)
-        b.op("mul.lo.u32", whole, whole, at.tiles)
-        of_x = self.first_of_rank = b.op("sub.u32", "first_tile_of_x", first, whole)
-        b.op("min.u32", of_x, of_x, at.tiles - 1)  # as it is: a bound for the checks
 
     def units_of_cta(self) -> Reg | int:
         """How many units the CTA has."""
@@ -151,7 +132,7 @@ class Stream:
             self.columns.begin(self.place, self.quad, digits)
             self.x_at = []
             for base, step in zip(self.columns.x_bases, self.columns.x_steps, strict=True):
-                self.x_at.append(b.op("mad.lo.u32", f"{base.name}_at", self.x_tile, step, base))
+                self.x_at.append(b.op("mad.lo.u32", f"{base.name}_at", self.tile, step, base))
             self.columns.clear()
         self.slot = slots
         self.there, self.ends = self.request_there, b.reg("ends_record", "pred")
@@ -178,6 +159,6 @@ class Stream:
             b.op("add.u32", self.slot, self.slot, SLOT_BYTES * at.tokens)
             self.columns.clear()
             b.op("mov.u32", self.tile, 0)
-            for address, base in zip(self.x_at, self.columns.x_bases, strict=True) if not self.in_part else ():
+            for address, base in zip(self.x_at, self.columns.x_bases, strict=True):
                 b.op("mov.u32", address, base)
         return Turn(suffix, request, multiply, refill, publish, self.ends)

@@ -119,13 +119,12 @@ class Shape:
 @dataclass(frozen=True)
 class ProductChoice:
     """What of a product with one token is a matter of speed: `warps` of a CTA, tiles on their way of each (`stages`),
-    and `ctas`; upper bounds, which a matrix with less work lowers. `cluster`: so many CTAs
-    share their work."""
+    and `ctas`; upper bounds, which a matrix with less work lowers. `split`: CTAs of a cluster, which share k."""
 
     warps: int = _bounds(1, 32)
     stages: int = _bounds(1, 8)
     ctas: int = _bounds(1, 1 << 16)
-    cluster: int = _bounds(1, 8, power=True, default=1)
+    split: int = _bounds(1, 8, power=True, default=1)
 
 
 @dataclass(frozen=True)

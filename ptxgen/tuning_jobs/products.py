@@ -17,8 +17,8 @@ from ptxgen.weights import weight_format
 _WARPS = (4, 8, 12, 16, 20)
 _STAGES = (2, 3, 4, 6)
 _CTAS = (0.5, 0.75, 1, 1.5, 2)  # for each multiprocessor
-_CLUSTERS = (2, 4, 8)  # which are tried where there is no record for each multiprocessor
-_CTAS_OF_CLUSTERS = (1, 2)
+_SPLITS = (2, 4)  # CTAs that share k, which are tried where records are fewer than _CTAS take at most
+_CTAS_OF_SPLITS = (1, 1.5, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ProductJob:
         """What there is to try, each geometry once; the one in force first."""
         known = set()
         sms, records = chip_of(target).sms, weight_format(self.weights).records(self.n)
-        few = records <= sms and target.includes_any(("sm_90",))
+        few = records <= max(_CTAS) * sms and target.includes_any(("sm_90",))
         for choice in (self.before(target), *_all(sms), *(_of_clusters(sms) if few else ())):
             runs = self.runs(target, choice)
             if runs not in known:
@@ -77,7 +77,7 @@ class ProductJob:
         runs = self.runs(target)
         if runs is None:
             raise ValueError(f"{self.label()}: on {target} this product is not shared out by the table")
-        return ProductChoice(runs.warps, runs.stages, runs.launched, runs.cluster)
+        return ProductChoice(runs.warps, runs.stages, runs.launched, runs.split)
 
 
 class FoundProduct(Outcome[ProductJob, ProductChoice]):
@@ -106,8 +106,8 @@ def _all(sms: int) -> Iterator[ProductChoice]:
 
 
 def _of_clusters(sms: int) -> Iterator[ProductChoice]:
-    for cluster in _CLUSTERS:
+    for split in _SPLITS:
         for warps in _WARPS:
             for stages in _STAGES[:3]:
-                for share in _CTAS_OF_CLUSTERS:
-                    yield ProductChoice(warps, stages, max(cluster, round(share * sms)), cluster)
+                for share in _CTAS_OF_SPLITS:
+                    yield ProductChoice(warps, stages, max(split, round(share * sms)), split)
