@@ -1,4 +1,4 @@
-"""Sums of CTAs that share k of the same rows: the first of a cluster is sent the others', and adds up in their order."""
+"""Sums of CTAs that share k of the same rows: the first of a cluster is sent the others', and adds them up in order."""
 
 from __future__ import annotations
 

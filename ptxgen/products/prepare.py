@@ -36,10 +36,10 @@ class Prepare:
 
     def __init__(self, b: Builder, spec: Product, at: Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
-        self.padded_k = at.tiles * spec.kind.tile_k  # columns of this CTA
-        self.digits = columns_of(spec.kind)[1](b, spec.kind, self.padded_k, at.threads)
+        self.own_k = at.tiles * spec.kind.tile_k  # columns of this CTA
+        self.digits = columns_of(spec.kind)[1](b, spec.kind, self.own_k, at.threads)
         self.reach = at.threads * self.digits.columns  # columns of one load of all threads
-        loads = -(-self.padded_k // self.reach)
+        loads = -(-self.own_k // self.reach)
         self.flight = min(loads, MOST_IN_FLIGHT // self.digits.columns)
         self.passes = -(-loads // self.flight)
         self.squares: Shared | None = b.shared("squares", 4 * at.warps) if spec.norm else None
@@ -81,7 +81,7 @@ class Prepare:
                 b.op("add.u32", column, column, step)
                 digits.next(self.flight)
                 b.op("add.u32", self.pass_at, self.pass_at, step)
-                b.op("setp.lt.u32", "stage_again", self.pass_at, self.padded_k)
+                b.op("setp.lt.u32", "stage_again", self.pass_at, self.own_k)
                 if self.place is not column:
                     b.op("add.u32", self.place, self.place, step)
         if not spec.norm:
@@ -103,7 +103,7 @@ class Prepare:
         if spec.norm:
             b.op("mad.wide.u32", self.norm, first, 4, self.norm)
         b.op("sub.u32", self.end, spec.k, first)
-        b.op("min.u32", self.end, self.end, self.padded_k)
+        b.op("min.u32", self.end, self.end, self.own_k)
         if at.spare:
             b.note("k does not come out even: the last CTA takes x as zero where another has it")
             is_last = b.op("setp.eq.u32", "has_spare", stream.rank, at.split - 1)
@@ -152,13 +152,13 @@ class Prepare:
             with b.fragment(f"keep_{i}", "become digits in shared memory") as keep:
                 if factors is not None:
                     self._normalise(own, factors[columns * i : columns * (i + 1)])
-                b.op("setp.lt.u32", there, self.column, max(0, self.padded_k - i * self.reach))
+                b.op("setp.lt.u32", there, self.column, max(0, self.own_k - i * self.reach))
                 self.digits.keep(own, i, there)
-            some = self.passes > 1 or (i + 1) * self.reach > self.padded_k
+            some = self.passes > 1 or (i + 1) * self.reach > self.own_k
             find = None
             if some:
                 with b.fragment(f"find_{i}") as find:
-                    b.op("setp.lt.u32", takes, first_column, max(0, self.padded_k - i * self.reach))
+                    b.op("setp.lt.u32", takes, first_column, max(0, self.own_k - i * self.reach))
             items.append(Item(f"_{i}", keep, find, takes if some else None))
         return items
 

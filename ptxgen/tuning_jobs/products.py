@@ -14,11 +14,11 @@ from ptxgen.tuning import ProductChoice, Row, fixed, using
 from ptxgen.tuning_jobs.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
 from ptxgen.weights import weight_format
 
-_WARPS = (4, 8, 12, 16, 20)
-_STAGES = (2, 3, 4, 6)
+_WARPS = (4, 6, 8, 12, 16, 20)
+_STAGES = (1, 2, 3, 4, 6)
 _CTAS = (0.5, 0.75, 1, 1.5, 2)  # for each multiprocessor
-_SPLITS = (2, 4)  # CTAs that share k, which are tried where records are fewer than _CTAS take at most
-_CTAS_OF_SPLITS = (1, 1.5, 2, 3)
+_SPLITS = (2, 4)  # CTAs that share k, which are tried where there is no record for each multiprocessor
+_CTAS_OF_SPLITS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class ProductJob:
         """What there is to try, each geometry once; the one in force first."""
         known = set()
         sms, records = chip_of(target).sms, weight_format(self.weights).records(self.n)
-        few = records <= max(_CTAS) * sms and target.includes_any(("sm_90",))
-        for choice in (self.before(target), *_all(sms), *(_of_clusters(sms) if few else ())):
+        few = records <= sms and target.includes_any(("sm_90",))
+        for choice in (self.before(target), *_all(sms), *(_sharing_k(sms) if few else ())):
             runs = self.runs(target, choice)
             if runs not in known:
                 known.add(runs)
@@ -105,7 +105,7 @@ def _all(sms: int) -> Iterator[ProductChoice]:
                 yield ProductChoice(warps, stages, max(1, round(share * sms)))
 
 
-def _of_clusters(sms: int) -> Iterator[ProductChoice]:
+def _sharing_k(sms: int) -> Iterator[ProductChoice]:
     for split in _SPLITS:
         for warps in _WARPS:
             for stages in _STAGES[:3]:
