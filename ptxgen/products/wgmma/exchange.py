@@ -2,9 +2,7 @@
 all up in the order of ranks.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
-They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own. Of few tokens they lie
-beside the ring, where they are sent once: a CTA of such a cluster has one tile, and no more is needed than that all
-CTAs have begun.
+They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own.
 """
 
 from __future__ import annotations
@@ -40,11 +38,8 @@ class Exchange:
         """Both fragments; the sums that this CTA finishes."""
         b, at, rank = self.b, self.at, tasks.split_rank
         assert rank is not None
-        where = "beside its ring" if at.apart else "where its ring was"
-        with b.fragment("send_sums", f"to each CTA its tokens' sums, {where}"):
+        with b.fragment("send_sums", "to each CTA its tokens' sums, where its ring was"):
             place = b.op("mov.u32", "sums_place", self.ring.memory)
-            if at.apart:
-                b.op("add.u32", place, place, at.sums_at)
             b.op("mad.lo.u32", place, tasks.thread, BYTES, place)
             own = b.op("mad.lo.u32", "own_slot", rank, self.slot_bytes, place)
             there = b.reg("their_slot", "u32")

@@ -32,7 +32,6 @@ HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that 
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
-LEAST_APART = 4  # stages of a ring beside which there is room for sums of CTAs that share k
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
@@ -261,7 +260,6 @@ class Geometry:
     integers: bool  # products are those of integers
     pipelined: bool  # sums of whole blocks take turns with products: `pipelined.py`
     factored: bool  # and a warp packs the scales of tokens
-    apart: bool  # CTAs that share k send their sums to a place beside the ring, not to that of the ring
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -294,14 +292,11 @@ class Geometry:
         steps, halves, turns = kind.tiles(spec.k) // shape.tiles, _halves(spec), RESULT_BUFFERS
         if spec.by_row and not halves and not sums and (room - results // 2) // stage > (room - results) // stage:
             results, turns = results // 2, 1
-        apart = sums > 0 and tokens <= MOST_ROWS_FIRST and shape.share == 1
-        apart = apart and room - sums - results >= LEAST_APART * stage
-        ring = room - sums - results if apart else room if sums else room - results
+        ring = room if sums else room - results
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         for more in HALVES_MORE if halves else ():
             bytes_of_more = results // together * more
-            beside_results = sums + stages * stage if apart else sums or stages * stage
-            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= beside_results:
+            if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
                 together, results = more, bytes_of_more
                 break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
@@ -317,7 +312,7 @@ class Geometry:
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row, pipelined, factored, apart,
+            spec.by_row, pipelined, factored,
         )  # fmt: skip
 
     @property
@@ -411,15 +406,10 @@ class Geometry:
 
     @property
     def results_at(self) -> int:
-        """Where results lie in shared memory: behind the ring, and the sums of CTAs that share k, or these alone."""
+        """Where results lie in shared memory: behind the ring, or the sums of CTAs that share k in its place."""
         if self.shape.split == 1:
             return self.stages * self.stage_bytes
-        return self.sums_at + 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
-
-    @property
-    def sums_at(self) -> int:
-        """Where the sums of CTAs that share k lie: behind the ring, or in its place."""
-        return self.stages * self.stage_bytes if self.apart else 0
+        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
 
     @property
     def shared(self) -> int:

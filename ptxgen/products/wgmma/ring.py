@@ -26,22 +26,16 @@ class Ring:
         self.full, self.empty = b.reg("full_bell", "u32"), b.reg("empty_bell", "u32")
         self.is_full, self.is_empty = b.reg("is_full", "pred"), b.reg("is_empty", "pred")
 
-    def make(self, lane: Reg, warp: Reg) -> None:
-        """The mbarriers, of a stage by a thread of a warp each: one takes some 20 cycles, and compute-sanitizer's
-        synccheck misses those that lanes make side by side."""
+    def make(self, thread: Reg) -> None:
+        """The mbarriers, by one thread: compute-sanitizer's synccheck misses those that lanes make side by side."""
         b, at = self.b, self.at
-        makers = at.threads // 32
-        first, makes = b.op("setp.eq.u32", "is_first_lane", lane, 0), b.reg("makes_bells", "pred")
-        full = b.op("mov.u32", "made_full", self.full_bells)
-        empty = b.op("mov.u32", "made_empty", self.empty_bells)
-        for bell in (full, empty):
-            b.op("mad.lo.u32", bell, warp, BELL, bell)
-        for stage in range(0, at.stages, makers):
-            b.op("setp.lt.and.u32", makes, warp, at.stages - stage, first)
-            b.op("mbarrier.init.shared::cta.b64", full[BELL * stage], 1 + at.factored, pred=makes)
+        first = b.op("setp.eq.u32", "makes_bells", thread, 0)
+        for stage in range(at.stages):
+            b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1 + at.factored, pred=first)
             if at.factored:
-                b.op("mbarrier.init.shared::cta.b64", full[BELL * (at.stages + stage)], 1, pred=makes)
-            b.op("mbarrier.init.shared::cta.b64", empty[BELL * stage], at.warps * at.shape.share, pred=makes)
+                b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * (at.stages + stage)], 1, pred=first)
+            releases = at.warps * at.shape.share
+            b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases, pred=first)
         b.op("fence.mbarrier_init.release.cluster")
 
     def begin(self, *, copies: bool) -> None:

@@ -39,8 +39,8 @@ class Tasks:
         self.steps: Reg | int = at.steps
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
-    def locate(self, make_ring: Callable[[Reg, Reg], None]) -> None:
-        """The fragment `locate`; `make_ring` makes the ring's mbarriers in it, by a lane of a warp."""
+    def locate(self, make_ring: Callable[[Reg], None]) -> None:
+        """The fragment `locate`; `make_ring` makes the ring's mbarriers in it, by a thread of this index."""
         b, at = self.b, self.at
         split, share = at.shape.split, at.shape.share
         with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
@@ -64,7 +64,7 @@ class Tasks:
                 b.op("div.u32", self.tile_step, self.tile_step, share)
             if self.split_rank is not None:
                 self._split(self.split_rank)
-            make_ring(self.lane, warp)
+            make_ring(thread)
             self.weight = b.ld_param("weight")
             self.group, self.token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
             if at.rows_first:
