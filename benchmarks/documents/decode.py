@@ -21,7 +21,7 @@ NAMES = {
 PEERS = {"cuDNN": "sdpa-cudnn", "FlashAttention 2": "sdpa-flash", "FlashInfer": "flashinfer"}
 SECTIONS = {
     "Batches: ragged and even": "batches", "Pages": "paged", "A cache that is not full": "capacities",
-    "Groups and head sizes": "odd",
+    "Groups and head sizes": "odd", "Batches that no row of the tuning table is for": "untuned",
 }  # fmt: skip
 CACHES = ((1, 4096), (1, 32768), (1, 131072), (8, 4096), (8, 32768), (32, 4096))
 INTRODUCTION = """## Decode attention, f16
