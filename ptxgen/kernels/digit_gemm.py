@@ -90,7 +90,6 @@ class DigitGemm(Weighted):
         dict(n=36, k=512, weights="bf16", bias=True, split=2),
         dict(n=64, k=256, weights="bf16", activation="silu", gated=True, precision="fast", packed_out=True),
         dict(n=64, k=256, weights="bf16", packed_out=True, indirect=True),
-        dict(n=20, k=2304, weights="bf16", residual=True),
     )
 
     def rules(self) -> Iterator[str]:

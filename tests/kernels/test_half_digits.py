@@ -76,7 +76,6 @@ def test_digits_are_none_or_those_of_a_precision() -> None:
         (9, {"n": 2400, "k": 256, "programmatic": True}),
         (7, {"n": 64, "k": 2048, "split": 8}),
         (8, {"n": 70, "k": 5632, "split": 4, "residual": True, "programmatic": True}),
-        (8, {"n": 20, "k": 3584}),
     ],
     ids=str,
 )

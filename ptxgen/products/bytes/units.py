@@ -9,7 +9,6 @@ from ptxgen.products.bytes.geometry import TokenRuns
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 BELL = 8  # bytes of an mbarrier
-LANES = 32  # that bring units
 MOST_TILES = 1 << 20  # of eight tokens
 
 
@@ -22,18 +21,12 @@ class Units:
         self.bells: Shared = b.shared("unit_bells", BELL * at.tiles)
         self.arrived = b.reg("unit_is_here", "pred")
 
-    @property
-    def rounds(self) -> int:
-        """Units that a lane brings. They are neighbours, one a round: what warps read first, all over the row, comes
-        with the first round."""
-        return -(-self.at.tiles // LANES)
-
     def make(self, lane: Reg, warp: Reg) -> None:
         """The mbarriers, by one thread: compute-sanitizer's synccheck misses those that lanes make side by side."""
         b, at = self.b, self.at
         with b.fragment("make_bells", "an mbarrier a unit"):
             bell = self.bell = b.op("mov.u32", "own_bell", self.bells)
-            b.op("mad.lo.u32", bell, lane, self.rounds * BELL, bell)
+            b.op("mad.lo.u32", bell, lane, BELL, bell)
             self.copies = b.op("setp.eq.u32", "copies_units", warp, 0)
             makes = b.op("setp.eq.and.u32", "makes_bells", lane, 0, self.copies)
             for tile in range(at.tiles):
@@ -67,19 +60,16 @@ class Units:
             b.op("shr.u32", last, last, 3)
             tile, own = b.op("shr.u32", "first_tile_of_cta", first, 3), b.reg("own_tile", "u32")
             to = b.op("mov.u32", "unit_to", self.vector)
-            b.op("mad.lo.u32", to, lane, self.rounds * at.groups * at.unit_bytes, to)
-            first_own = lane
-            if self.rounds > 1:
-                first_own = b.op("mul.lo.u32", "first_own_unit", lane, self.rounds)
-            place = b.op("mov.u32", "own_unit", first_own)
+            b.op("mad.lo.u32", to, lane, at.groups * at.unit_bytes, to)
+            place = b.op("mov.u32", "own_unit", lane)
             if first_unit is not None:
                 b.op("add.u32", place, place, first_unit)
             has, index, from_ = b.reg("has_unit", "pred"), b.reg("unit_index", "u32"), b.reg("unit_from", "u64")
-            for begin in range(self.rounds):
-                b.op("add.u32", index, first_own, begin)
+            for begin in range(0, at.tiles, 32):
+                b.op("add.u32", index, lane, begin)
                 b.op("setp.lt.u32", has, index, at.tiles)
                 bell = self.bell[BELL * begin]
-                if at.spare:
+                if begin < at.spare:
                     self._without(index, has, bell)
                 b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, at.groups * at.unit_bytes, pred=has)
                 for group in range(at.groups):

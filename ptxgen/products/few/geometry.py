@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 FORMATS = ("bf16",)
-SHAPE = Shape(16, 4)
+SHAPE = Shape(16, 5)
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,12 @@ class FewRuns(TokenRuns):
 
 
 def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int) -> FewRuns:
-    """The geometry with so many CTAs along k, whose tiles they divide: as few clusters as leave the largest share of
-    one as it is, so that what packs the tokens finds room beside them; at most the warps and stages that have a tile.
-    """
+    """The geometry with so many CTAs along k, whose tiles they divide: at most the warps and stages that have a
+    tile."""
     tiles, turns = kind.tiles(k) // split, 1
     while True:
-        most = -(-units // min(units, SPLITS[split] * turns))
-        clusters, most_tiles = -(-units // most), most * parts * tiles
+        clusters = min(units, SPLITS[split] * turns)
+        most_tiles = -(-units // clusters) * parts * tiles
         warps = min(SHAPE.warps, most_tiles)
         stages = min(SHAPE.stages, -(-most_tiles // warps))
         digits = layout.DIGITS[precision]
