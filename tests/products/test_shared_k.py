@@ -68,7 +68,7 @@ def test_every_tile_of_k_is_taken_once(tiles: int, split: int) -> None:
     kind = weight_format("q4_k")
     choice = ProductChoice(4, 2, 96, split)
     at = share_runs(6, 1, kind, tiles * kind.tile_k, since_sm_90=True, choice=choice)
-    taken = []
+    taken: list[int] = []
     for rank in range(at.split):
         first = min(rank * at.tiles, tiles - at.tiles)
         skipped = at.spare if rank == at.split - 1 else 0
