@@ -4,10 +4,11 @@ python -m benchmarks.transformers_attention [--seconds 115] [--kind prompt] [--d
 python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
-the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation. "in place": the same
-over a `growing_cache` of ours, of all implementations, behind the step in which it moves. "prompt": a whole prompt at
-once, up to 2^20 tokens. Of each case all implementations run in the same process, in turns; "ours / best" is the median
-of the turns' own quotients, and the range from their first to their third quartile.
+the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation; lengths come again, as
+they do in a process that has served others. "new lengths": the same at lengths that no step before it had. "in place":
+as "eager", over a `growing_cache` of ours, of all implementations, behind the step in which it moves. "prompt": a whole
+prompt at once, up to 2^20 tokens. Of each case all implementations run in the same process, in turns; "ours / best" is
+the median of the turns' own quotients, and the range from their first to their third quartile.
 
 | impl | is |
 | --- | --- |
@@ -36,7 +37,8 @@ DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
 IMPLS = ("ptxgen", "sdpa", "fa2")
 STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
 LONGEST = 0.04
-LONG = {"graph": 0.5, "eager": 1.5, "in place": 1.5, "prompt": 1.0}  # seconds of a case, about
+LONG = {"graph": 0.5, "eager": 1.5, "new lengths": 1.5, "in place": 1.5, "prompt": 1.0}  # seconds of a case, about
+SHORT_ONLY = ("new lengths",)  # kinds that are measured at the least depth alone
 MANY_TOKENS = 1 << 17  # a prompt of so many is warmed up with SHORT positions of it, a shorter one with all
 SHORT = 512
 RATE = 1e5  # tokens of a prompt a second, about, by which the time of a case is estimated
@@ -119,9 +121,12 @@ def graph(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[
         yield captured.replay, rewind
 
 
-def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place: bool = False) -> Iterator[Ready]:
-    """A step over a cache that grows, by copying or in place; all over one, which begins anew before a measurement. In
-    place, that has moved behind a first step, which it does once in so many positions as are an eighth of the depth."""
+def eager(
+    model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place: bool = False, anew: bool = True
+) -> Iterator[Ready]:  # fmt: skip
+    """A step over a cache that grows, by copying or in place; all over one, which begins anew before a measurement, or
+    goes on behind where others ended. In place, that has moved behind a first step, which it does once in an eighth of
+    the depth."""
     import torch
     from transformers import DynamicCache
 
@@ -129,7 +134,7 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place:
 
     fa2.keys = 0  # type: ignore[attr-defined]
     config = model.config
-    shape = (batch, config.num_key_value_heads, depth, config.head_dim)
+    shape = (batch, config.num_key_value_heads, depth if anew else depth + ROOM, config.head_dim)
     token = torch.full((batch, 1), 7, device=DEVICE)
     cache = growing_cache(config) if in_place else DynamicCache(config=config)
     for layer in range(config.num_hidden_layers):
@@ -138,7 +143,7 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place:
 
     def rewind(impl: str) -> None:
         model.set_attn_implementation(impl)
-        for layer, (keys, values) in zip(cache.layers, first, strict=True):
+        for layer, (keys, values) in zip(cache.layers, first, strict=True) if anew else ():
             layer.keys, layer.values = keys, values
         if in_place:
             step()
@@ -203,6 +208,7 @@ def profiled(model: Any, depth: int, batch: int) -> None:
 KINDS: dict[str, Callable[[Any, Sequence[str], int, int], Iterator[Ready]]] = {
     "graph": graph,
     "eager": eager,
+    "new lengths": partial(eager, anew=False),
     "in place": partial(eager, in_place=True),
     "prompt": prompt,
 }
@@ -221,6 +227,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
             profiled(model, *(int(part) for part in size.split("x")))
     sizes = sorted(((depth, batch) for depth in given.depth or DEPTHS for batch in BATCHES), key=math.prod)
     cases = [(kind, *size) for kind in given.kind or KINDS for size in sizes]
+    cases = [case for case in cases if case[0] not in SHORT_ONLY or case[1] == min(given.depth or DEPTHS)]
     tasks = []
     for kind, depth, batch in cases:
 

@@ -14,6 +14,7 @@ MARKS = ("<!-- transformers: written by python -m benchmarks.performance -->", "
 KINDS = {
     "graph": "steps in a graph",
     "eager": "steps over a cache that grows",
+    "new lengths": "the same at lengths that were not there before",
     "in place": "steps over a cache that grows in place",
     "prompt": "prompts",
 }
@@ -57,9 +58,10 @@ def _lines() -> Iterator[str]:
         f"Tokens per second on an {rows[0]['device']} of a model of the shape of Llama 3.2 1B in bf16 with random "
         f"weights, torch 2.11, transformers 5.17 (`python -m benchmarks.transformers_attention`), all in one process "
         f'and in turns. {commit_of(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
-        'step over a cache that grows, as it is; "in place": the same over a `growing_cache`, of all; "prompt": a '
-        'whole prompt. "fa2" is torch\'s FlashAttention 2 without a mask, told by the host how many keys count, '
-        "which transformers does not do for static caches. "
+        'step over a cache that grows, as it is, of lengths that come again; "new lengths": of lengths that no step '
+        'before it had; "in place": as "eager", over a `growing_cache`, of all; "prompt": a whole prompt. "fa2" is '
+        "torch's FlashAttention 2 without a mask, told by the host how many keys count, which transformers does not do "
+        "for static caches. "
         '"ours / best" is the median of the turns\' own quotients, in brackets their first and third quartile.\n'
     )
     yield table(rows) + "\n"
