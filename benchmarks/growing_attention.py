@@ -83,7 +83,7 @@ class Layer:
         self.calls: dict[str, Callable[[], object]] = {
             impl: kernel(batch, positions, table).bind(**given) for impl, table in tables().items()
         }
-        self.calls[IMPLS[2]] = self.sdpa
+        self.calls[IMPLS[-1]] = self.sdpa
 
     def copy(self) -> None:
         """Keys, then values, each with the new position's behind those of before."""
