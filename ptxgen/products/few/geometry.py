@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 FORMATS = ("bf16",)
-SHAPE = Shape(16, 4)
+SHAPE = Shape(16, 5)
 
 
 @dataclass(frozen=True)
