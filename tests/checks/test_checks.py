@@ -89,8 +89,8 @@ def test_legal_text_is_left_alone(body: str) -> None:
 BAD = {
     "frobnicate.u32 %r1, %r2;": "unknown opcode 'frobnicate'",
     "ad.u32 %r1, %r2, %r3;": "nearest: ",
-    "add.u128 %r1, %r2, %r3;": "modifier .u128 is unknown or misplaced; after add the table knows",
-    "ld.global.v3.f32 %f1, [%rd1];": "after ld.global the table knows .v",
+    "add.u128 %r1, %r2, %r3;": "modifier .u128 is unknown or misplaced; nearest: add.u16x2, add.u16",
+    "ld.global.v3.f32 %f1, [%rd1];": "nearest: ld.global.cv.f32, ld.global.v2.f32",
     "add.s32 %r1, %r2;": "takes 3 operands (got 2)",
     "bar.red.popc.u32 %r1, 0, 1, 2, %p1;": "takes 3 or 4 operands (got 5)",
     "add.s32 %f1, %r2, %r3;": "operand 1 must be .s32 (got %f1, a .f32 register)",
@@ -276,6 +276,8 @@ def test_lint_follows_the_mark_through_mul_wide() -> None:
     assert linted(f"{wide} st.global.f32 [%rd4], %f1;") == []
 
 
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+REDUCE = "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32"
 WILD = {
     "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+4];": "an offset must be a multiple of 16, the bytes of the access",
     "ld.global.v2.f32 {%f2, %f3}, [%rd1+-4];": "a multiple of 8, the bytes of the access (got [%rd1+-4])",
@@ -289,13 +291,18 @@ WILD = {
     "cp.async.cg.shared.global [tile], [%rd1+8], 16;": "a multiple of 16",
     "cp.async.ca.shared.global [tile+4], [%rd1+8], 8;": "a multiple of 8, the bytes of the access (got [tile+4])",
     "cp.async.bulk.global.shared::cta.bulk_group [%rd1+8], [tile], 64;": "a multiple of 16",
+    f"{BULK} [tile+8], [%rd1], 64, [tile+128];": "a multiple of 16, the bytes of the access (got [tile+8])",
+    f"{BULK} [tile], [%rd1], 64, [tile+132];": "a multiple of 8, the bytes of the access (got [tile+132])",
+    f"{REDUCE} [tile], [tile+64], 64, [tile+132];": "a multiple of 8, the bytes of the access (got [tile+132])",
 }
 TAME = [
+    f"{REDUCE} [tile], [tile+64], 64, [tile+136];",
     "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+16];",
     "ld.shared.v4.f32 {%f2, %f3, %f4, %f5}, [tile+240];",
     "ld.global.b8 %h1, [table+63];",
     "cp.async.ca.shared.global [tile+4], [%rd1+8], 4;",
     "red.global.add.u32 [%rd1+4], 1;",
+    f"{BULK} [tile], [%rd1], 64, [tile+136];",
 ]
 
 
