@@ -172,6 +172,15 @@ def test_mistakes(fields: dict[str, Any], reason: str) -> None:
         DigitGemm(64, 256, packed_out=True)
 
 
+def test_rounded_tokens_of_few_columns_have_fewer_tiles_on_their_way() -> None:
+    found = {
+        (precision, k): halves(n=8960, k=k, precision=precision).runs.stages
+        for precision in ("exact", "fast")
+        for k in (1536, 2048)
+    }
+    assert found == {("exact", 1536): 5, ("exact", 2048): 5, ("fast", 1536): 4, ("fast", 2048): 5}
+
+
 @needs_assembler
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_what_steps_take_fits_and_spills_nothing(precision: str) -> None:
