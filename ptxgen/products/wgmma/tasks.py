@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -37,6 +37,7 @@ class Tasks:
         self.takes: Reg | None = None
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
+        self.whole: Reg | None = None  # the next tile that is not shared
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
     def locate(self, make_ring: Callable[[Reg], None]) -> None:
@@ -122,8 +123,7 @@ class Tasks:
             self._find_tile()
         with b.fragment("next_tile"):
             if spec.stream:
-                b.op("add.u32", self.unit, self.unit, self.steps)
-                b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+                self._next_part()
             else:
                 b.op("add.u32", tile, tile, self.tile_step)
                 b.op("setp.lt.u32", "more_tiles", tile, tiles)
@@ -156,7 +156,11 @@ class Tasks:
     def _find_range(self, tiles: Reg) -> None:
         """Steps of all tiles, one tile's after the other's, are dealt out in runs of the same length, or one more."""
         b, clusters = self.b, self.tile_step
-        units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
+        units = self.units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
+        if self.at.tokens > MOST_ROWS_FIRST:
+            self.whole = self._find_whole(tiles)
+            units = b.op("mul.lo.u32", "steps_shared", self.whole, self.at.steps)
+            b.op("add.u32", self.whole, self.whole, self.cluster)
         self.run = b.op("div.u32", "run", units, clusters)
         left = self.longer = b.op("mul.lo.u32", "longer_runs", self.run, clusters)
         b.op("sub.u32", left, units, left)
@@ -166,6 +170,29 @@ class Tasks:
         after = b.op("add.u32", "next_cluster", self.cluster, 1)
         self.find_end(self.end, after)
         self.has_tile = b.op("setp.lt.u32", "has_tile", self.unit, self.end)
+
+    def _find_whole(self, tiles: Reg) -> Reg:
+        """How many tiles are shared: of several rounds what is left of the last and one before; all from there on are
+        whole."""
+        b, clusters = self.b, self.at.most_turns
+        shared = b.op("rem.u32", "whole_tile", tiles, clusters)
+        b.op("add.u32", shared, shared, clusters)
+        b.op("min.u32", shared, shared, tiles)
+        return shared
+
+    def _next_part(self) -> None:
+        """The next part of this CTA's run; behind the last its whole tiles."""
+        b = self.b
+        b.op("add.u32", self.unit, self.unit, self.steps)
+        if self.whole is None:
+            b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+            return
+        ended = b.op("setp.ge.u32", "run_ends", self.unit, self.end)
+        b.op("min.u32", self.whole, self.whole, MOST_UNITS // self.at.steps - 1)
+        b.op("mul.lo.u32", self.unit, self.whole, self.at.steps, pred=ended)
+        b.op("add.u32", self.end, self.unit, self.at.steps, pred=ended)
+        b.op("add.u32", self.whole, self.whole, self.at.most_turns, pred=ended)
+        b.op("setp.lt.u32", "more_tiles", self.unit, self.units)
 
     def find_end(self, out: Reg, clusters: Reg) -> None:
         """Where the runs of the first `clusters` clusters end."""
