@@ -154,13 +154,13 @@ class Tasks:
     # -- an even share of all k ----------------------------------------------------------------------------------------
 
     def _find_range(self, tiles: Reg) -> None:
-        """Steps of all tiles, one tile's after the other's, are dealt out in runs of the same length, or one more."""
+        """Steps of all tiles that are shared, one tile's after the other's, are dealt out in runs of the same length,
+        or one more."""
         b, clusters = self.b, self.tile_step
-        units = self.units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
         if self.at.tokens > MOST_ROWS_FIRST:
-            self.whole = self._find_whole(tiles)
-            units = b.op("mul.lo.u32", "steps_shared", self.whole, self.at.steps)
-            b.op("add.u32", self.whole, self.whole, self.cluster)
+            units = self._find_whole(tiles)
+        else:
+            units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
         self.run = b.op("div.u32", "run", units, clusters)
         left = self.longer = b.op("mul.lo.u32", "longer_runs", self.run, clusters)
         b.op("sub.u32", left, units, left)
@@ -172,13 +172,17 @@ class Tasks:
         self.has_tile = b.op("setp.lt.u32", "has_tile", self.unit, self.end)
 
     def _find_whole(self, tiles: Reg) -> Reg:
-        """How many tiles are shared: of several rounds what is left of the last and one before; all from there on are
-        whole."""
-        b, clusters = self.b, self.at.most_turns
-        shared = b.op("rem.u32", "whole_tile", tiles, clusters)
-        b.op("add.u32", shared, shared, clusters)
-        b.op("min.u32", shared, shared, tiles)
-        return shared
+        """Steps that are shared: of several rounds of tiles what is left of the last, and one round more; tiles from
+        there on are whole, and each cluster goes on to its own."""
+        b, clusters, steps = self.b, self.at.most_turns, self.at.steps
+        b.op("min.u32", tiles, tiles, MOST_UNITS // steps)
+        self.units = b.op("mul.lo.u32", "steps_in_all", tiles, steps)
+        whole = self.whole = b.op("rem.u32", "whole_tile", tiles, clusters)
+        b.op("add.u32", whole, whole, clusters)
+        b.op("min.u32", whole, whole, tiles)
+        units: Reg = b.op("mul.lo.u32", "steps_shared", whole, steps)
+        b.op("add.u32", whole, whole, self.cluster)
+        return units
 
     def _next_part(self) -> None:
         """The next part of this CTA's run; behind the last its whole tiles."""
