@@ -18,6 +18,7 @@ def build_rounds(
     take: Callable[[int], None],
     *,
     alone: bool = False,
+    left: Reg | None = None,
 ) -> None:
     """Fragments `leave<n>` and `take<n>` of every round, and what a template asks of them.
 
@@ -25,12 +26,20 @@ def build_rounds(
     to the output. Warps meet at barrier `meeting`: with two buffers once a round, where a round has its buffer `alone`
     also before they leave the next.
     """
-    rounds = []
+    rounds, begins = [], []
+    has_round = None
     for number, first in enumerate(range(0, at.out_tokens, at.result_tokens)):
-        with b.fragment(f"leave{number}", f"tokens {first} on: {what} to shared memory") as left:
+        if left is not None and number:
+            with b.fragment(f"begin{number}") as begin:
+                has_round = b.op("setp.gt.s32", has_round or "has_round", left, first)
+            begins.append(begin)
+        else:
+            begins.append(None)
+        with b.fragment(f"leave{number}", f"tokens {first} on: {what} to shared memory") as given:
             leave(first)
         with b.fragment(f"take{number}", "and from there to the output") as taken:
             take(first)
-        rounds.append((left, taken))
-    last = alone or len(rounds) % RESULT_BUFFERS > 0
+        rounds.append((given, taken))
+    b.expose(begin_rounds=begins, goes_on=has_round, round_tokens=left is not None)
+    last = alone or left is not None or len(rounds) % RESULT_BUFFERS > 0
     b.expose(result_rounds=rounds, result_meeting=(meeting, 32 * WARPS), meets_each=alone, meets_last=last)

@@ -63,7 +63,7 @@ class Tasks:
                 self.split_rank = b.op("div.u32", "split_rank", rank, share)
             if share > 1:
                 b.op("div.u32", self.tile_step, self.tile_step, share)
-            if self.split_rank is not None:
+            if self.split_rank is not None and not at.crowded:
                 self._split(self.split_rank)
             make_ring(thread)
             self.weight = b.ld_param("weight")
@@ -100,7 +100,7 @@ class Tasks:
 
     def build(self) -> None:
         """Build the fragments that count tokens, find a CTA's tiles and go from one to the next."""
-        b, spec = self.b, self.spec
+        b, spec, at = self.b, self.spec, self.at
         tile = self.tile
         with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
             if spec.indirect:
@@ -110,9 +110,8 @@ class Tasks:
                 count = b.ld_param("n_rows")
             count = self.count = b.op("max.s32", "tokens_counted", count, 0)
             b.op("min.s32", count, count, MOST_ROWS)
-            token_tiles = self.token_tiles = b.op("add.u32", "token_tiles", count, spec.tokens - 1)
-            b.op("div.u32", token_tiles, token_tiles, spec.tokens)
-            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, self.clusters)
+            self.token_tiles, tiles = b.reg("token_tiles", "u32"), b.reg("tiles_in_all", "u32")
+            self._count_tiles(tiles)
             if spec.stream:
                 self._find_range(tiles)
             else:
@@ -120,13 +119,33 @@ class Tasks:
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
             if spec.stream:
                 self._find_part()
+            if self.split_rank is not None and at.crowded:
+                self._split(self.split_rank)
             self._find_tile()
         with b.fragment("next_tile"):
+            if at.crowded:
+                self._count_tiles(tiles)
             if spec.stream:
-                self._next_part()
+                self._next_part(tiles)
             else:
+                if at.crowded:
+                    self._find_step()
                 b.op("add.u32", tile, tile, self.tile_step)
                 b.op("setp.lt.u32", "more_tiles", tile, tiles)
+
+    def _count_tiles(self, tiles: Reg) -> None:
+        """Tiles of tokens, and of all clusters."""
+        b, each, token_tiles = self.b, self.spec.tokens, self.token_tiles
+        b.op("add.u32", token_tiles, self.count, each - 1)
+        b.op("div.u32", token_tiles, token_tiles, each)
+        b.op("mul.lo.u32", tiles, token_tiles, self.clusters)
+
+    def _find_step(self) -> None:
+        """From one tile of a CTA to its next."""
+        b, share = self.b, self.at.shape.share
+        b.op("mov.u32", self.tile_step, b.special("nctaid.x"))
+        if share > 1:
+            b.op("div.u32", self.tile_step, self.tile_step, share)
 
     def _find_tile(self) -> None:
         b, at, tile = self.b, self.at, self.tile
@@ -176,7 +195,6 @@ class Tasks:
         there on are whole, and each cluster goes on to its own."""
         b, clusters, steps = self.b, self.at.most_turns, self.at.steps
         b.op("min.u32", tiles, tiles, MOST_UNITS // steps)
-        self.units = b.op("mul.lo.u32", "steps_in_all", tiles, steps)
         whole = self.whole = b.op("rem.u32", "whole_tile", tiles, clusters)
         b.op("add.u32", whole, whole, clusters)
         b.op("min.u32", whole, whole, tiles)
@@ -184,7 +202,7 @@ class Tasks:
         b.op("add.u32", whole, whole, self.cluster)
         return units
 
-    def _next_part(self) -> None:
+    def _next_part(self, tiles: Reg) -> None:
         """The next part of this CTA's run; behind the last its whole tiles."""
         b = self.b
         b.op("add.u32", self.unit, self.unit, self.steps)
@@ -192,11 +210,12 @@ class Tasks:
             b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
             return
         ended = b.op("setp.ge.u32", "run_ends", self.unit, self.end)
+        more = b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+        b.op("setp.lt.u32", more, self.whole, tiles, pred=ended)
         b.op("min.u32", self.whole, self.whole, MOST_UNITS // self.at.steps - 1)
         b.op("mul.lo.u32", self.unit, self.whole, self.at.steps, pred=ended)
         b.op("add.u32", self.end, self.unit, self.at.steps, pred=ended)
         b.op("add.u32", self.whole, self.whole, self.at.most_turns, pred=ended)
-        b.op("setp.lt.u32", "more_tiles", self.unit, self.units)
 
     def find_end(self, out: Reg, clusters: Reg) -> None:
         """Where the runs of the first `clusters` clusters end."""
@@ -209,6 +228,8 @@ class Tasks:
         assert first is not None
         assert isinstance(steps, Reg)
         b.op("div.u32", self.tile, self.unit, at.steps)
+        if self.whole is not None:
+            b.op("min.u32", self.tile, self.tile, MOST_UNITS // at.steps - 1)
         b.op("mul.lo.u32", first, self.tile, at.steps)
         b.op("sub.u32", first, self.unit, first)
         b.op("sub.u32", steps, self.end, self.unit)
