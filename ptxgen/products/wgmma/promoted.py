@@ -63,7 +63,7 @@ class PromotedMultiplier(ScaledMultiplier):
             return
         # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
         # their turn anyway
-        self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * at.shape.blocks * OCTET)) * OCTET
+        self.half = at.product_tokens if at.turns else -(-at.product_tokens // (2 * OCTET)) * OCTET
         self.factors = b.array("factor", "f32", self.half // 4)
 
     def _sets(self) -> list[RegArray]:
