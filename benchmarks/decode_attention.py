@@ -22,11 +22,13 @@ from typing import Any
 from benchmarks.cases.decode import LISTS, Case, Inputs, cases
 from benchmarks.peers import flashinfer
 from benchmarks.peers.decode import IMPLEMENTATIONS as OURS_AND_TORCH
-from benchmarks.peers.decode import Refused
+from benchmarks.peers.decode import Refused, kernels, this_machine
 from benchmarks.peers.read_floor import Floor
 from benchmarks.report.decode import as_json, plot, report
 from benchmarks.report.rows import Run, load
+from benchmarks.report.schedule import in_time
 from benchmarks.report.sentence import in_a_sentence
+from benchmarks.timing.prepared import ahead
 
 IMPLEMENTATIONS = {**OURS_AND_TORCH, **flashinfer.IMPLEMENTATIONS}
 EXACT = 5e-3  # a relative error above it is shown
@@ -36,17 +38,15 @@ DISTURBED = 1.04  # floors before and after a case that differ by more say that 
 
 def measure_all(run: Run, which: list[str], names: list[str], seconds: float) -> None:
     """Rows of every case of these lists, as far as the time goes."""
-
     ends = time.monotonic() + seconds
     wanted = list(dict.fromkeys(case for name in which for case in cases(name)))
+    ahead(kernels(wanted, names, this_machine()), this_machine())
     kinds = [name.removeprefix("flashinfer-") for name in names if name in flashinfer.IMPLEMENTATIONS]
     for failed in flashinfer.prepare(wanted, kinds):
         print("not compiled:", failed, flush=True)
     print(f"{len(wanted)} cases; prepared, {ends - time.monotonic():.0f} s left", flush=True)
     floor = Floor()
-    for index, case in enumerate(wanted):
-        if time.monotonic() > ends:
-            raise SystemExit(f"--seconds: ended after {index} of {len(wanted)} cases")
+    for case in in_time(wanted, ends):
         (least, most), rows = measure(floor, case, names)
         if most > DISTURBED * least:  # something else had the memory meanwhile: once more
             (least, most), rows = measure(floor, case, names)
@@ -105,7 +105,7 @@ def main() -> None:
     else:
         import torch
 
-        with Run("decode_attention", torch.cuda.get_device_name()) as run:
+        with Run("decode_attention", torch.cuda.get_device_name(), at_once=True) as run:
             measure_all(run, arguments.cases.split(","), arguments.implementations.split(","), arguments.seconds)
         rows = run.rows
     print(as_json(rows) if arguments.json else report(rows))

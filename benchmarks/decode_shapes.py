@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.cases.decode import SHAPES, Case, Inputs
-from benchmarks.peers.decode import ours
+from benchmarks.peers.decode import kernels, ours, this_machine
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.schedule import SECONDS, in_time
 from benchmarks.report.sentence import in_a_sentence
+from benchmarks.timing.prepared import ahead
 
 HEAD_DIMS = (40, 80, 96, 192, 256, 512)
 GROUPS = tuple(range(1, 17))
@@ -54,10 +57,13 @@ def pairs(names: Sequence[str], sizes: Sequence[int] = SIZES) -> Iterator[tuple[
             yield sized(KV_HEADS * group, KV_HEADS, head_dim, nbytes), sized(*nearest(head_dim, group), nbytes)
 
 
-def measure_all(run: Run, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """A row a case: time, bytes/s, its peer's, and the ratio of the rates."""
+def measure_all(run: Run, names: Sequence[str], sizes: Sequence[int], seconds: float) -> None:
+    """A row a case, as far as the time goes: time, bytes/s, its peer's, and the ratio of the rates."""
+    ends = time.monotonic() + seconds
+    wanted = list(pairs(names, sizes))
+    ahead(kernels((each for pair in wanted for each in pair), ["ptxgen"], this_machine()), this_machine())
     rates: dict[Case, tuple[float, float, float]] = {}  # µs, bytes/s, error
-    for case, tuned in pairs(names, sizes):
+    for case, tuned in in_time(wanted, ends):
         for each in (case, tuned):
             if each not in rates:
                 us, error = ours()(Inputs(each))
@@ -102,12 +108,14 @@ def main() -> None:
     options = (
         ("--shapes", {"default": "head_dims,groups", "help": lists}),
         ("--mib", {"default": "8,32,128", "help": "sizes of the caches (default: %(default)s)"}),
+        SECONDS,
     )
 
     def measure(run: Run, given: argparse.Namespace) -> None:
-        measure_all(run, given.shapes.split(","), [int(n) << 20 for n in given.mib.split(",")])
+        sizes = [int(n) << 20 for n in given.mib.split(",")]
+        measure_all(run, given.shapes.split(","), sizes, given.seconds)
 
-    command("decode_shapes", __doc__, measure, *options, device=gpu, table=report)
+    command("decode_shapes", __doc__, measure, *options, device=gpu, table=report, at_once=True)
 
 
 if __name__ == "__main__":

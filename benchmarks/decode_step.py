@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp
     from benchmarks.peers.transformers_step import Transformers
 
-TRANSFORMERS = ((1, 128), (8, 512), (1, 4096), (8, 4096), (32, 512))  # batch and depth, in the order of compiling
+# Batch and depth of transformers by process, in the order of compiling: a case of 32 layers compiles for 40 s or more.
+TRANSFORMERS = (((1, 128), (32, 512), (1, 4096)), ((8, 512), (8, 4096)))
 ROLES_DEPTH = 4096
 
 
@@ -63,32 +65,35 @@ def transformers_step(run: Run, made: Transformers, name: str, batch: int, depth
 
 # the run --------------------------------------------------------------------------------------------------------------
 def tasks(
-    run: Run, ours: Ours, llama: LlamaCpp | None, transformers: Mapping[str, Transformers], given: argparse.Namespace,
-    ends: float,
+    run: Run, ours: Ours, llama: LlamaCpp | None, transformers: Mapping[str, Sequence[Transformers]],
+    given: argparse.Namespace, ends: float,
 ) -> Iterator[Task]:  # fmt: skip
-    """Everything, the most important first. `transformers`: the processes by model."""
+    """Everything, the most important first. `transformers`: the processes by model, one for each part of
+    `TRANSFORMERS`."""
     first = [pair for pair in FIRST if chosen(pair, given)]
     packed = [name for name, weights in first if weights == "q4_k_m"]
-    plain = [name for name, weights in first if weights == "bf16"]
+    plain = [pair for pair in first if pair[1] == "bf16"]
 
     def one(pair: tuple[str, str]) -> Task:
-        case, work = case_of(*pair, 1, 0), functools.partial(ours.single, *pair, DEPTHS[1])
+        depths = DEPTHS[1] if pair in plain else (DEPTHS[1][0], DEPTHS[1][-1])  # transformers has no depth 0
+        case, work = case_of(*pair, 1, 0), functools.partial(ours.single, *pair, depths)
         return Task(case, "ptxgen", work, 6)
 
     def several(pair: tuple[str, str], slots: int) -> Task:
         case, work = case_of(*pair, slots, 512), functools.partial(ours.batch, *pair, slots, DEPTHS[slots])
-        return Task(case, "ptxgen", work, 12)
+        return Task(case, "ptxgen", work, 9)
 
     yield Task({}, "floor", ours.read, 5)
     yield from map(one, first)
-    for name in plain:
-        work = functools.partial(ours.persistent, name, "bf16", DEPTHS[1])
-        yield Task(case_of(name, "bf16", 1, 0), "ptxgen-persistent", work, 6)
-    for sizes in TRANSFORMERS:
-        for name, made in transformers.items():
-            work = functools.partial(transformers_step, run, made, name, *sizes)
-            ready = functools.partial(made.ready, sizes)
-            yield Task(case_of(name, "bf16", *sizes), "transformers-compiled", work, 3, ready)
+    for pair in plain:
+        work = functools.partial(ours.persistent, *pair, DEPTHS[1])
+        yield Task(case_of(*pair, 1, 0), "ptxgen-persistent", work, 6)
+    for name, processes in transformers.items():
+        for made, cases in zip(processes, TRANSFORMERS, strict=True):
+            for sizes in cases:
+                work = functools.partial(transformers_step, run, made, name, *sizes)
+                ready = functools.partial(made.ready, sizes)
+                yield Task(case_of(name, "bf16", *sizes), "transformers-compiled", work, 3, ready)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
@@ -99,6 +104,7 @@ def tasks(
             work = functools.partial(llama_batches, run, llama, name, (8, 32), (512, 4096), ends)
             yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 25, functools.partial(llama.ready, name))
     yield from (several(pair, 32) for pair in first)
+    yield from (several(pair, slots) for slots in (2, 4) for pair in plain)
     yield from (one(pair) for pair in MORE if chosen(pair, given))
     for pair in first:
         work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
@@ -115,7 +121,7 @@ def main(run: Run, given: argparse.Namespace) -> None:
     wanted = [pair for pair in FIRST if chosen(pair, given)]
     llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
     plain = [name for name, weights in wanted if weights == "bf16" and given.transformers]
-    transformers = {name: Transformers(name, TRANSFORMERS) for name in plain}
+    transformers = {name: [Transformers(name, cases) for cases in TRANSFORMERS] for name in plain}
     try:
         if llama is not None:
             llama.write([name for name, weights in wanted if weights == WEIGHTS])
@@ -123,7 +129,7 @@ def main(run: Run, given: argparse.Namespace) -> None:
             ours = Ours(run, ops, open_device("cuda"))
             work_off(run, list(tasks(run, ours, llama, transformers, given, ends)), ends)
     finally:
-        for each in (*transformers.values(), *((llama,) if llama is not None else ())):
+        for each in (*itertools.chain(*transformers.values()), *((llama,) if llama is not None else ())):
             each.stop()
 
 

@@ -9,17 +9,22 @@ The one launch takes a batch as the pair does; for one sequence also the kernel 
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.peers.decode import this_machine
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
+from benchmarks.report.schedule import SECONDS, in_time
 from benchmarks.report.sentence import in_a_sentence
-from ptxgen.generator import generate
+from benchmarks.timing.prepared import ahead, kernel
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention
 
 SHAPES = ((32, 8, 128), (32, 4, 64), (12, 2, 128), (32, 32, 128))
@@ -56,14 +61,6 @@ class Inputs:
         return float(torch.linalg.norm(out.float() - self.wanted) / torch.linalg.norm(self.wanted))
 
 
-def target() -> str:
-    """The GPU's architecture."""
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
-
-
 def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], None]], out: Any) -> tuple[float, float]:
     """Microseconds of a call, rotating the caches, and the error on the first."""
     import torch
@@ -77,6 +74,25 @@ def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], None]], out: Any
     return graph_us(calls * max(1, 16 // len(calls))), error
 
 
+def one_spec(c: Case, *, batched: bool = True) -> IncrementalAttention:
+    """The one launch of a case."""
+    shape = {x: c[x] for x in ("head_dim", "n_heads", "n_kv_heads")}
+    many = {"batched": True} if batched else {"indirect": True}
+    return IncrementalAttention(max_len=c["context"], **shape, q_dtype="f16", kv_dtype="f16", **many)
+
+
+def two_specs(
+    c: Case, max_chunks: int, *, programmatic: bool = False, fitted: bool = False
+) -> tuple[FlashDecodingChunk, FlashDecodingReduce]:
+    """The pair of a case; `fitted`: with room for as many chunks as are launched."""
+    shape = {"head_dim": c["head_dim"], "n_heads": c["n_heads"], "q_dtype": "f16", "programmatic": programmatic}
+    cache = {"max_len": c["context"], "n_kv_heads": c["n_kv_heads"], "kv_dtype": "f16"}
+    spec = FlashDecodingChunk(max_chunks=max_chunks, **shape, **cache)
+    if fitted:
+        spec = replace(spec, max_chunks=spec.chunks(c["batch"]))
+    return spec, FlashDecodingReduce(max_chunks=spec.max_chunks, **shape)
+
+
 def one_launch(inputs: Inputs, *, batched: bool = True) -> tuple[float, float]:
     """IncrementalAttention, lengths from device memory."""
     import torch
@@ -84,10 +100,8 @@ def one_launch(inputs: Inputs, *, batched: bool = True) -> tuple[float, float]:
     from benchmarks.timing.gpu import Loaded
 
     c = inputs.case
-    shape = {x: c[x] for x in ("head_dim", "n_heads", "n_kv_heads")}
-    many = {"batched": True} if batched else {"indirect": True}
-    spec = IncrementalAttention(max_len=c["context"], **shape, q_dtype="f16", kv_dtype="f16", **many)
-    loaded, out = Loaded(generate(spec, target()), batch=c["batch"]), torch.empty_like(inputs.q)
+    spec = one_spec(c, batched=batched)
+    loaded, out = Loaded(*kernel(spec, this_machine()), batch=c["batch"]), torch.empty_like(inputs.q)
     length = {"seq_lens" if batched else "seq_len": inputs.lengths}
 
     def call_of(caches: Any) -> Callable[[], None]:
@@ -96,10 +110,8 @@ def one_launch(inputs: Inputs, *, batched: bool = True) -> tuple[float, float]:
     return timed(inputs, call_of, out)
 
 
-def two_launches(
-    max_chunks: int, *, programmatic: bool = False, fitted: bool = False
-) -> Callable[[Inputs], tuple[float, float]]:
-    """FlashDecodingChunk, then FlashDecodingReduce; `fitted`: with room for as many chunks as are launched."""
+def two_launches(max_chunks: int, **options: bool) -> Callable[[Inputs], tuple[float, float]]:
+    """FlashDecodingChunk, then FlashDecodingReduce, with these options of `two_specs`."""
 
     def measure(inputs: Inputs) -> tuple[float, float]:
         import torch
@@ -107,14 +119,9 @@ def two_launches(
         from benchmarks.timing.gpu import Loaded
 
         c = inputs.case
-        shape = {"head_dim": c["head_dim"], "n_heads": c["n_heads"], "q_dtype": "f16", "programmatic": programmatic}
-        cache = {"max_len": c["context"], "n_kv_heads": c["n_kv_heads"], "kv_dtype": "f16"}
-        spec = FlashDecodingChunk(max_chunks=max_chunks, **shape, **cache)
-        if fitted:
-            spec = replace(spec, max_chunks=spec.chunks(c["batch"]))
-        chunk = Loaded(generate(spec, target()), batch=c["batch"])
-        merge_spec = FlashDecodingReduce(max_chunks=spec.max_chunks, **shape)
-        reduction = Loaded(generate(merge_spec, target()), batch=c["batch"])
+        spec, merge_spec = two_specs(c, max_chunks, **options)
+        chunk = Loaded(*kernel(spec, this_machine()), batch=c["batch"])
+        reduction = Loaded(*kernel(merge_spec, this_machine()), batch=c["batch"])
         out = torch.empty_like(inputs.q)
         slots = (c["batch"], c["n_heads"], spec.max_chunks)
         partials, stats = (torch.empty(*slots, width, device="cuda") for width in (c["head_dim"], 2))
@@ -136,26 +143,41 @@ def two_launches(
     return measure
 
 
+WAYS = {  # of two launches: chunks at most, options of `two_specs`
+    **{f"max_chunks={n}": (n, {}) for n in CHUNKS},
+    "fitted": (DEFAULT, {"fitted": True}),
+    "programmatic": (DEFAULT, {"programmatic": True}),
+}
+
+
 def implementations(batch: int) -> dict[str, Callable[[Inputs], tuple[float, float]]]:
     """What is timed for a batch of that size."""
     single: dict[str, Callable[[Inputs], tuple[float, float]]] = {"one launch": one_launch}
     if batch == 1:
         single["one launch, no batch"] = partial(one_launch, batched=False)
-    pairs = {f"max_chunks={n}": two_launches(n) for n in CHUNKS}
-    fitted = two_launches(DEFAULT, fitted=True)
-    return {**single, **pairs, "fitted": fitted, "programmatic": two_launches(DEFAULT, programmatic=True)}
+    return {**single, **{name: two_launches(n, **options) for name, (n, options) in WAYS.items()}}
 
 
-def measure_all(run: Run) -> None:
-    """Every case: the one launch, and pairs with each `max_chunks`."""
-    for h, kv, d in SHAPES:
-        for batch, context in CASES:
-            case = {"n_heads": h, "n_kv_heads": kv, "head_dim": d, "batch": batch, "context": context}
-            inputs = Inputs(case)
-            for name, measure in implementations(batch).items():
-                us, error = measure(inputs)
-                run.add(case, name, us=us, bytes=inputs.bytes, error=error)
-            print(case, {row["impl"]: row["us"] for row in run.rows if row["case"] == case}, flush=True)
+def kernels(cases: Sequence[Case]) -> Iterator[tuple[KernelType, str]]:
+    """Spec and target of all that is launched for these cases."""
+    for case in cases:
+        specs = [one_spec(case), *([one_spec(case, batched=False)] if case["batch"] == 1 else [])]
+        specs += [spec for n, options in WAYS.values() for spec in two_specs(case, n, **options)]
+        yield from ((spec, this_machine()) for spec in specs)
+
+
+def measure_all(run: Run, seconds: float) -> None:
+    """Every case, as far as the time goes: the one launch, and pairs with each `max_chunks`."""
+    ends = time.monotonic() + seconds
+    names = ("n_heads", "n_kv_heads", "head_dim", "batch", "context")
+    cases = [dict(zip(names, (*shape, *size), strict=True)) for shape in SHAPES for size in CASES]
+    ahead(kernels(cases), this_machine())
+    for case in in_time(cases, ends):
+        inputs = Inputs(case)
+        for name, measure in implementations(case["batch"]).items():
+            us, error = measure(inputs)
+            run.add(case, name, us=us, bytes=inputs.bytes, error=error)
+        print(case, {row["impl"]: row["us"] for row in run.rows if row["case"] == case}, flush=True)
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
@@ -174,7 +196,10 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    command("flash_decoding", __doc__, lambda run, _: measure_all(run), device=gpu, table=report)
+    def measure(run: Run, given: argparse.Namespace) -> None:
+        measure_all(run, given.seconds)
+
+    command("flash_decoding", __doc__, measure, SECONDS, device=gpu, table=report, at_once=True)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,9 @@ def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
 
 def main() -> None:
     length = ("--length", {"type": int, "default": 4096})
-    command("host_attention", __doc__, lambda run, given: measure_all(run, given.length), length, device=gpu)
+    command(
+        "host_attention", __doc__, lambda run, given: measure_all(run, given.length), length, device=gpu, at_once=True
+    )
 
 
 def measure_all(run: Run, length: int) -> None:

@@ -132,4 +132,4 @@ OPTIONS = (
 
 
 if __name__ == "__main__":
-    command("host_time", __doc__, measure_all, *OPTIONS, device=gpu, table=table)
+    command("host_time", __doc__, measure_all, *OPTIONS, device=gpu, table=table, at_once=True)

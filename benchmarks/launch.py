@@ -201,7 +201,7 @@ def measure(count: int, run: Run) -> None:
 
 def main() -> None:
     counts = ("--arguments", {"default": "2,5,20,40", "help": "numbers of arguments (default %(default)s)"})
-    command("launch", __doc__, lambda run, given: measure_all(run, given.arguments), counts, device=gpu)
+    command("launch", __doc__, lambda run, given: measure_all(run, given.arguments), counts, device=gpu, at_once=True)
 
 
 def measure_all(run: Run, counts: str) -> None:

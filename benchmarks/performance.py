@@ -17,7 +17,7 @@ from benchmarks.documents import model as model_document
 from benchmarks.documents import prefill as prefill_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
-from benchmarks.report.selection import commit_of, newest_rows, rows_alone, rows_elsewhere, span
+from benchmarks.report.selection import commit_of, commits_of, newest_rows, rows_alone, rows_elsewhere, span
 from benchmarks.report.sentence import in_a_sentence, show_help
 
 HERE = Path(__file__).resolve().parent
@@ -50,9 +50,10 @@ def standing() -> str:
     other = sorted(name for name in fast.keys() & peers.keys() if fast[name]["run"] != peers[name]["run"])
     names = ", ".join(other)
     runs_of = f" ({names} in different runs)" if other else ""
+    measured = commits_of(row for row in ours if _at_zero(row, "ptxgen-fast"))
     return (
         f"{prefill_document.standing()}Prompts of 512 tokens run through whole four-bit models at {span(beside)} times "
-        f"llama.cpp's rate with activations rounded to bf16{runs_of}.\n"
+        f"llama.cpp's rate with activations rounded to bf16{runs_of}. {measured}\n"
     )
 
 
@@ -63,7 +64,8 @@ def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
 
 def two_launches() -> Iterable[str]:
     """FlashDecodingChunk and FlashDecodingReduce over IncrementalAttention."""
-    cases = [{n: r["us"] for n, r in impls.items()} for impls in by_case(load("flash_decoding")).values()]
+    rows = load("flash_decoding")
+    cases = [{n: r["us"] for n, r in impls.items()} for impls in by_case(rows).values()]
     names = {
         "max_chunks=64": "max_chunks=64, the default",
         "fitted": "room for the chunks that are launched, as Executor does",
@@ -75,7 +77,10 @@ def two_launches() -> Iterable[str]:
         ratios = [[case[name] / case[single] for case in cases if single in case] for single in singles]
         lines.append([text, *(f"{mean(r):.2f}, {max(r):.2f}" for r in ratios)])
     yield "## Decode attention in two launches, f16: times as long as in one\n"
-    yield f"{len(cases)} cases of 1 to 32 sequences, 512 to 131072 positions: geometric mean, largest.\n"
+    yield (
+        f"{len(cases)} cases of 1 to 32 sequences, 512 to 131072 positions: geometric mean, largest. "
+        f"{commit_of(rows)}\n"
+    )
     yield table(["", "the one launch for a batch", "for one sequence, without batches"], lines)
 
 
@@ -99,6 +104,7 @@ def small() -> Iterable[str]:
     rows = [r for r in load("small_kernels") if r["impl"] == "ptxgen" and r["case"].get("rows") == 1]
     rope = [r["us"] for r in rows if r["case"]["kernel"].startswith("rope_kv_append")]
     yield "## Other kernels of a decode step, as graph nodes\n"
+    yield f"{commit_of(rows)}\n"
     yield f"- RopeKvAppend, one token, {len(rope)} specs: {min(rope):.2f} to {max(rope):.2f} µs"
     for row in rows:
         if row["case"]["kernel"] in ("arg_max n128256", "arg_max n128256_f16"):
@@ -110,13 +116,16 @@ def launches() -> Iterable[str]:
     """A launch from Python, and a whole step from host arrays."""
     counts = (2, 5, 20, 40)
     impls: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in load("launch"):
+    launched, whole = load("launch"), load("host_attention")
+    for row in launched:
         impls.setdefault(row["impl"], {})[row["case"]["arguments"]] = row
     lines = [[name, *(f"{c[n]['us']:.2f} ({c[n]['of_c']:.2f})" for n in counts)] for name, c in impls.items()]
     yield "## A launch from Python, microseconds (and times a launch from C)\n"
+    yield f"{commit_of(launched)}\n"
     yield table(["", *(f"{n} arguments" for n in counts)], lines)
     yield "## TinyLlama's shape, f32 cache of 4096 positions, host arrays in and out\n"
-    for row in load("host_attention"):
+    yield f"{commit_of(whole)}\n"
+    for row in whole:
         if row["case"].get("kv_dtype") == "f32":
             yield f"- {row['impl']}: {row['us']:.1f} µs"
     yield ""
@@ -138,6 +147,7 @@ def generation() -> Iterable[str]:
         for row in rows
     ]
     yield f"## Generating a kernel, milliseconds on {rows[0]['device']}\n"
+    yield f"{commit_of(rows)}\n"
     yield table(["what", "by", "ms", ""], lines)
 
 
@@ -166,9 +176,16 @@ def starting() -> Iterable[str]:
         "Of a process, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, counted by "
         f"valgrind, and milliseconds of CPU time, medians of {timed[0]['case']['rounds']} processes of each in turn on "
         "a machine with other work; their ratio is the median of neighbours' ratios. Times of the last line are of the "
-        "texts once more alone, instructions of all of the process.\n"
+        "texts once more alone, instructions of all of the process. "
+        f"Instructions: {_of(counted)}; times: {_of(timed)}.\n"
     )
     yield table(["what", "before, 10⁶", "now, 10⁶", "ratio", "before, ms", "now, ms", "ratio"], lines)
+
+
+def _of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Run and commit within a sentence."""
+    said = commit_of(rows)
+    return said[0].lower() + said[1:-1]
 
 
 def between(text: str, marks: tuple[str, str], inside: str) -> str:

@@ -11,7 +11,9 @@ reference.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,8 +22,9 @@ import numpy as np
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.schedule import SECONDS, in_time
 from benchmarks.report.sentence import in_a_sentence
-from ptxgen.generator import generate
+from benchmarks.timing.prepared import ahead, kernel
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import ArgMax, KvCacheScatter, Rope, RopeKvAppend
 
@@ -58,10 +61,14 @@ def specs() -> Iterator[tuple[KernelType, int]]:
 def measure(run: Run, spec: KernelType, rows: int, target: str) -> None:
     """One kernel, plain and programmatic."""
     case = {"kernel": spec.slug and f"{spec.kernel_name} {spec.slug}", "rows": rows}
-    for impl in ("ptxgen", "programmatic"):
-        chosen = spec if impl == "ptxgen" else dataclasses.replace(spec, programmatic=True)  # type: ignore[type-var]
+    for impl, chosen in both(spec).items():
         run.add(case, impl, **_timed(chosen, rows, target))
     print(case, {row["impl"]: row.get("us") for row in run.rows if row["case"] == case}, flush=True)
+
+
+def both(spec: KernelType) -> dict[str, KernelType]:
+    """A kernel, plain and programmatic."""
+    return {"ptxgen": spec, "programmatic": dataclasses.replace(spec, programmatic=True)}  # type: ignore[type-var]
 
 
 def _timed(spec: KernelType, rows: int, target: str) -> dict[str, float]:
@@ -70,7 +77,7 @@ def _timed(spec: KernelType, rows: int, target: str) -> dict[str, float]:
 
     sizes = {"rows": rows, **({"position": 0} if "position" in spec.sizes else {})}
     given = spec.example(np.random.default_rng(0), **sizes)
-    loaded = Loaded(generate(spec, target), rows=rows)
+    loaded = Loaded(*kernel(spec, target), rows=rows)
 
     caches = {n: upload(v) for n, v in given.items() if n.endswith(("_cache", "_scales"))}
 
@@ -151,18 +158,24 @@ def _torch_step(heads: int, kv_heads: int, dim: int) -> Callable[[], None]:
 
 def main() -> None:
     target = ("--target", {"default": "", "help": "default: the device's own"})
-    command("small_kernels", __doc__, lambda run, given: measure_all(run, given.target), target, device=gpu)
+
+    def measure_some(run: Run, given: argparse.Namespace) -> None:
+        measure_all(run, given.target, given.seconds)
+
+    command("small_kernels", __doc__, measure_some, target, SECONDS, device=gpu, at_once=True)
 
 
-def measure_all(run: Run, target: str) -> None:
-    """Add rows of every spec, and of the peers of each."""
+def measure_all(run: Run, target: str, seconds: float) -> None:
+    """Add rows of every spec, and of the peers of each, as far as the time goes."""
     import torch
 
     from ptxgen.targets import target_of_capability
 
     target = target or target_of_capability(*torch.cuda.get_device_capability()).name
+    ends, wanted = time.monotonic() + seconds, list(specs())
+    ahead(((each, target) for spec, _ in wanted for each in both(spec).values()), target)
     peers(run)
-    for spec, rows in specs():
+    for spec, rows in in_time(wanted, ends):
         measure(run, spec, rows, target)
 
 

@@ -45,11 +45,14 @@ def steps_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Ma
     """The rows of every step that was measured, by model, weights, batch, depth and implementation."""
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        case = row["case"]
-        if "model" in case and "us" in row:
-            key = *(case[name] for name in ("model", "weights", "batch", "depth")), row["impl"]
-            found.setdefault(key, []).append(row)
+        if "model" in row["case"] and "us" in row:
+            found.setdefault(key_of(row), []).append(row)
     return found
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The step that a row is of: model, weights, batch, depth and implementation."""
+    return *(row["case"][name] for name in ("model", "weights", "batch", "depth")), row["impl"]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from ptxgen.errors import CudaError, SpecError
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
 
+_NAME = re.compile(r"cpu|cuda(?::(\d+))?", re.ASCII)
 _open: dict[int, Device] = {}
 _open_lock = threading.Lock()
 
@@ -33,7 +34,7 @@ def open_device(name: str | None = None, **options: Any) -> Device:
 
             logging.getLogger("ptxgen.runtime").info("no GPU can be used (%s): opening the CPU executor", missing)
             name = "cpu"
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name, re.ASCII) if isinstance(name, str) else None
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
     if found is None:
         raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')
     if name == "cpu":
@@ -41,6 +42,11 @@ def open_device(name: str | None = None, **options: Any) -> Device:
 
         return CpuDevice(**options)
     return _open_cuda(int(found[1] or 0), options)
+
+
+def is_device_name(name: str) -> bool:
+    """Whether `open_device` takes it."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _open_cuda(index: int, options: dict[str, Any]) -> Device:

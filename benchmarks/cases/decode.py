@@ -80,7 +80,9 @@ LISTS: dict[str, tuple[Case, ...]] = {
         *(Case(*LLAMA, batch, 4096) for batch in (2, 4, 16, 32, 64)),
     ),
     "untuned": tuple(  # batches that no row of the tuning table is for
-        Case(heads, heads, 64, batch, 2048) for heads, batch in ((24, 12), (16, 12), (3, 48))
+        Case(*heads, 64, *size)
+        for size in ((12, 2048), (12, 512), (24, 2048), (48, 2048))
+        for heads in ((24, 24), (16, 16), (3, 3), (96, 24), (12, 3))
     ),
     "capacities": tuple(
         Case(*shape, 1, context, capacity=131072) for shape in (LLAMA, (32, 32, 128)) for context in (512, 4096, 32768)

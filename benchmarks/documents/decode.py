@@ -10,6 +10,7 @@ from benchmarks.cases.decode import GRID, LISTS, LLAMA, SHAPES, Case
 from benchmarks.report.decode import Times, best, by_case, is_peer, label, mean, over_floor, over_peers, ratios, table
 from benchmarks.report.decode_aims import aims
 from benchmarks.report.rows import RESULTS, SHARED, load, runs
+from benchmarks.report.selection import commit_of
 
 EXACT = 5e-3
 NOTES = RESULTS / "decode_attention.md"
@@ -21,7 +22,7 @@ NAMES = {
 PEERS = {"cuDNN": "sdpa-cudnn", "FlashAttention 2": "sdpa-flash", "FlashInfer": "flashinfer"}
 SECTIONS = {
     "Batches: ragged and even": "batches", "Pages": "paged", "A cache that is not full": "capacities",
-    "Groups and head sizes": "odd",
+    "Groups and head sizes": "odd", "Batches that no row of the tuning table is for": "untuned",
 }  # fmt: skip
 CACHES = ((1, 4096), (1, 32768), (1, 131072), (8, 4096), (8, 32768), (32, 4096))
 INTRODUCTION = """## Decode attention, f16
@@ -226,7 +227,7 @@ def counters() -> Iterator[str]:
             [label(Case(**row["case"])), row["impl"], *(_plain(row.get(name, "")) for name in measures)] for row in rows
         ]
         yield "### Counters (Nsight Compute)\n"
-        yield f"Commit {rows[0]['commit']}.\n"
+        yield f"{commit_of(rows)}\n"
         yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
     heading, _, text = notes()[1].partition("\n")
     yield heading + "\n"
@@ -256,7 +257,7 @@ def readme(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{rows[0]['device']}, L2 cold: **ours** (with programmatic launch) / the best of {', '.join(peers)} / only "
         "reading the KV cache.\n\n"
         + table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in points)], lines)
-        + f"\n{means(cases)} At commit {rows[0]['commit']}; earlier runs, the worst of which has a least of "
+        + f"\n{means(cases)} {commit_of(rows)[:-1]}; earlier runs, the worst of which has a least of "
         f"{worst:.2f}, and all other figures: [performance](docs/performance.md).\n\n"
         "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"
     )

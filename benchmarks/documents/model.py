@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import decode_step, e4m3_products, packed_products, products, prompt, step_ops
 from benchmarks.report.decode import table
-from benchmarks.report.rows import load, runs
+from benchmarks.report.rows import runs
 from benchmarks.report.selection import (
     commit_of,
     commits_of,
@@ -23,8 +23,8 @@ from benchmarks.report.selection import (
 def tokens() -> str:
     """A token of whole models beside llama.cpp: a table of the empty cache, then a sentence on batches."""
     cases: dict[tuple[str, int, int], dict[str, float]] = {}
-    elsewhere = rows_elsewhere("decode_step", "llama.cpp", "ptxgen")
-    for row in [*newest_rows("decode_step"), *elsewhere]:
+    newest, elsewhere = newest_rows("decode_step"), rows_elsewhere("decode_step", "llama.cpp", "ptxgen")
+    for row in [*newest, *elsewhere]:
         case = row["case"]
         if case["weights"] == "q4_k_m":
             cases.setdefault((case["model"], case["batch"], case["depth"]), {})[row["impl"]] = row["us"]
@@ -49,7 +49,8 @@ def tokens() -> str:
     return (
         "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
         f"beside llama.cpp {together}:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
-        f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more.\n"
+        f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more. "
+        f"{commits_of(row for row in newest if row['case']['weights'] == 'q4_k_m')}\n"
     )
 
 
@@ -91,7 +92,7 @@ def whole_models() -> Iterable[str]:
         "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
         "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
         "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
-        f"{packed_products.ratios(many)}.",
+        f"{packed_products.ratios(many)}. {commit_of(many)}",
         packed_products.table(many),
     )
     in_bytes = rows_measured("products", e4m3_products.PACK)
@@ -117,32 +118,40 @@ def _part(title: str, about: str, table: str) -> Iterator[str]:
 
 
 def one_launch() -> Iterable[str]:
-    """Decode steps in one launch beside their graphs."""
-    tried = [row for row in load("persistent_step") if "us" in row]
-    models = {row["case"]["model"] for row in tried}
-    steps = [row for row in rows_measured("decode_step", "ptxgen-persistent") if row["case"]["model"] not in models]
-    found: dict[tuple[str, str, str, str], dict[int, float]] = {}
-    for row in [*tried, *steps]:
-        case = row["case"]
-        if row["impl"] in LAUNCHES and (case.get("weights", "bf16"), case.get("batch", 1)) == ("bf16", 1):
-            key = (case["model"], row["commit"], LAUNCHES[row["impl"]], case.get("fields", ""))
-            found.setdefault(key, {})[case["depth"]] = row["us"]
-    found = {key: us for key, us in found.items() if (*key[:2], "one launch", "") in found}
+    """Decode steps in one launch beside their graphs: of the newest run, and what was tried."""
+    steps, tried = rows_measured("decode_step", "ptxgen-persistent"), rows_measured("persistent_step")
+    newest, others = _by_way(steps), _by_way(tried)
+    found = {**newest, **others}
     depths = sorted({depth for us in found.values() for depth in us})
     yield "## A step in one launch: µs beside the graph, bf16\n"
     yield (
-        "`Model(…, persistent=True)`, one sequence. Fields are those of `PersistentStep` that differ from its own; of "
-        f"each model it takes the last ones. {_ahead(found)}\n"
+        f"`Model(…, persistent=True)`, one sequence. {_ahead(newest)} {commit_of(steps)} Other lines are of what was "
+        "tried: fields of `PersistentStep`, of which each model takes the last ones, and none, as it was then. "
+        f"{commit_of(tried)}\n"
     )
     lines = [[key[0], key[2], key[3], *(f"{us[d]:.0f}" if d in us else "" for d in depths), key[1]]
              for key, us in found.items()]  # fmt: skip
     yield table(["model", "", "fields", *map(str, depths), "commit"], lines)
 
 
+Ways = dict[tuple[str, str, str, str], dict[int, float]]  # µs by depth; by model, commit, launches and fields
+
+
+def _by_way(rows: Sequence[Mapping[str, Any]]) -> Ways:
+    """Times of one sequence in bf16 of the models that one launch was measured for."""
+    found: Ways = {}
+    for row in rows:
+        case = row["case"]
+        if row["impl"] in LAUNCHES and (case.get("weights", "bf16"), case.get("batch", 1)) == ("bf16", 1):
+            key = (case["model"], row["commit"], LAUNCHES[row["impl"]], case.get("fields", ""))
+            found.setdefault(key, {})[case["depth"]] = row["us"]
+    return {key: us for key, us in found.items() if (*key[:2], "one launch", "") in found}
+
+
 LAUNCHES = {"ptxgen": "graph", "ptxgen-persistent": "one launch"}
 
 
-def _ahead(found: Mapping[tuple[str, str, str, str], Mapping[int, float]]) -> str:
+def _ahead(found: Ways) -> str:
     """Where one launch takes less time than the graph, in a sentence a model."""
     said = []
     for model, commit in dict.fromkeys(key[:2] for key in found):
@@ -155,22 +164,37 @@ def _ahead(found: Mapping[tuple[str, str, str, str], Mapping[int, float]]) -> st
 
 def where_the_time_goes() -> Iterable[str]:
     """A step's ops, and the picture of one token."""
-    rows = load("decode_step_ops")
+    newest = newest_ops()
     yield "## Where the time of a token goes\n"
     yield (
         "`in the step`: what a launch adds to the graph, from graphs that end with it, so that launches overlap as "
         "they do; `alone`: in a graph of all its like and nothing else, where weights of less than 60 MB may come from "
         "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
-        f"one before: the gaps. {commit_of(rows)}\n"
+        "one before: the gaps.\n"
     )
     yield (
         "What is far from the read is small: a launch of less than 10 MB is latency, and five of them a layer follow "
         "one another. Tried there: other geometries of products (the table of products of one token), other plans of "
-        "attention (`ptxgen tune`), and one launch for the whole step, which wins 0.6 to 2 % at depth 0 of two models "
-        "and loses elsewhere (`ptxgen-persistent` above).\n"
+        "attention (`ptxgen tune`), and one launch for the whole step, which is ahead of two models alone, near an "
+        "empty cache (below).\n"
     )
     yield "![The launches of one token](images/decode_step.png)\n"
-    yield step_ops.table(rows) + "\n"
+    for rows in newest:
+        yield f"{commit_of(rows)}\n"
+        yield step_ops.table(rows) + "\n"
+
+
+def newest_ops() -> list[list[dict[str, Any]]]:
+    """Of every run the read, and the ops of the steps that no later run has."""
+    found, seen = [], set()
+    for rows in reversed(runs("decode_step_ops").values()):
+        whole = [] if rows[-1].get("partial") else rows
+        fresh = {key for key in step_ops.steps_of(whole) if key not in seen}
+        seen |= fresh
+        kept = [row for row in whole if row["case"]["op"] == "read" or step_ops.key_of(row) in fresh]
+        if fresh:
+            found.append(kept)
+    return found
 
 
 AIMS = {"q4_k": 0.75, "q6_k": 0.80, "int4_g128": 0.85, "q8_0": 0.88, "e4m3_block": 0.88, "bf16": 0.92}
@@ -202,7 +226,7 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     yield (
         "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
         "warps of a CTA, tiles on their way, CTAs. 1536×8960 has 96 records of 16 rows for 132 multiprocessors, and "
-        "none of some 35 geometries is better there by 3 %.\n"
+        f"none of some 35 geometries is better there by 3 %. {commit_of(rows)}\n"
     )
     heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
     yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))

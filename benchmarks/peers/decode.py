@@ -6,12 +6,13 @@ An implementation takes the inputs of a case and returns its time and error; `Re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.cases.decode import Inputs
-from ptxgen.generator import generate
+from benchmarks.cases.decode import Case, Inputs
+from benchmarks.timing.prepared import kernel
+from ptxgen.kernel import KernelType
 
 Measured = tuple[float, float]  # µs a call, error
 Implementation = Callable[[Inputs], Measured]
@@ -37,19 +38,24 @@ def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], Any]], caches: l
 @contextmanager
 def bound(inputs: Inputs, out: Any, target: str = "", **options: bool) -> Iterator[Callable[[Any], Callable[[], None]]]:
     """IncrementalAttention with the plan of `target` (default: of this GPU): from caches to the call that attends."""
-    import torch
-
     from benchmarks.timing.gpu import Loaded
 
-    case, spec = inputs.case, inputs.case.spec(**options)
-    major, minor = torch.cuda.get_device_capability()
-    loaded = Loaded(generate(spec, target or f"sm_{major}{minor}"), batch=case.batch, pages=inputs.shape[0])
+    case, spec, machine = inputs.case, inputs.case.spec(**options), this_machine()
+    loaded = Loaded(*kernel(spec, target or machine, machine), batch=case.batch, pages=inputs.shape[0])
     lengths = {"seq_lens" if spec.batched else "seq_len": inputs.lengths}
     table = {"page_table": inputs.table} if case.page_size else {}
     try:
         yield lambda kv: loaded.bind(q=inputs.q, out=out, **kv, **table, **lengths)
     finally:
         loaded.close()
+
+
+def this_machine() -> str:
+    """The GPU's architecture."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
 
 
 def ours(target: str = "", **options: bool) -> Implementation:
@@ -93,11 +99,23 @@ def sdpa(backend: str) -> Implementation:
     return measure
 
 
+OURS: Mapping[str, tuple[str, dict[str, bool]]] = {  # target ("": this GPU's) and options
+    "ptxgen": ("", {}),
+    "ptxgen-programmatic": ("", {"programmatic": True}),
+    "ptxgen-sm_80": ("sm_80", {}),
+    "ptxgen-invariant": ("", {"batched": True, "batch_invariant": True}),
+}
+
+
+def kernels(cases: Iterable[Case], names: Iterable[str], machine: str) -> Iterator[tuple[KernelType, str]]:
+    """Spec and target of what these implementations launch for these cases."""
+    which = [OURS[name] for name in names if name in OURS]
+    for case in cases:
+        yield from ((case.spec(**options), target or machine) for target, options in which)
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    "ptxgen": ours(),
-    "ptxgen-programmatic": ours(programmatic=True),
-    "ptxgen-sm_80": ours("sm_80"),
-    "ptxgen-invariant": ours(batched=True, batch_invariant=True),
+    **{name: ours(target, **options) for name, (target, options) in OURS.items()},
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),
 }

@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.report.rows import Run
 
 Case = dict[str, Any]
+T = TypeVar("T")
+SECONDS = ("--seconds", {"type": float, "default": 3600.0, "help": "begin no case after so many (default: 3600)"})
 TICK = 0.2  # seconds between looks for what is ready
+
+
+def in_time(cases: Sequence[T], ends: float) -> Iterator[T]:
+    """The cases, until `ends` (of `time.monotonic`); then a `SystemExit` ends the run, whose rows are partial."""
+    for index, case in enumerate(cases):
+        if time.monotonic() > ends:
+            raise SystemExit(f"--seconds: ended after {index} of {len(cases)} cases")
+        yield case
 
 
 @dataclass(frozen=True)

@@ -59,21 +59,22 @@ def model_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["case"]["model"], row["case"]["weights"]
 
 
-def commit_of(rows: list[dict[str, Any]]) -> str:
-    return f"Commit {rows[0]['commit']}."
+def commit_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The run and the commit of the rows of one run, in a sentence."""
+    return f"Run {rows[0]['run']}, commit {rows[0]['commit']}."
 
 
 def commits_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Which models' rows are of which commit, in a sentence."""
+    """Which models' rows are of which run and commit, in a sentence."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        names = found.setdefault(row["commit"], [])
+        names = found.setdefault(f"run {row['run']}, commit {row['commit']}", [])
         if (name := " ".join(model_of(row))) not in names:
             names.append(name)
     if len(found) == 1:
-        return f"Commit {next(iter(found))}."
-    said = [", ".join(names) + f": {commit}" for commit, names in found.items()]
-    return f"Commits: {'; '.join(said)}."
+        return f"R{next(iter(found))[1:]}."
+    said = [f"{', '.join(names)}: {run}" for run, names in found.items()]
+    return f"By model: {'; '.join(said)}."
 
 
 def span(ratios: Sequence[float]) -> str:

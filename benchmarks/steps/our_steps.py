@@ -28,7 +28,7 @@ FIRST = (
     ("qwen2.5-1.5b", "bf16"), ("llama-3-8b", "bf16"),
 )  # fmt: skip
 MORE = (("llama-3-8b", "e4m3"), ("llama-3-8b", "int4-128"), ("llama-3-8b", "q8_0"))
-DEPTHS = {1: (0, 128, 4096), 8: (128, 512, 4096), 32: (512, 4096)}  # of ours by batch; llama.cpp: some
+DEPTHS = {1: (0, 128, 4096), 2: (512,), 4: (512,), 8: (512, 4096), 32: (512, 4096)}  # of ours by batch
 MAX_LEN = 4096 + 512
 STEPS = 32  # launches back to back
 REPEATS = 5
@@ -128,8 +128,10 @@ class Ours:
         measure(bound, self.ops, case_of(name, weights, batch, depth), impl)
 
     def read(self) -> None:
-        """Measure how long only reading takes, which later rows are compared with."""
+        """Measure how long only reading takes, which later rows are compared with; a row of it beside those of ops."""
         self.floors = floor_times()
+        largest = max(self.floors)
+        self.ops.add({"op": "read"}, "floor", us=self.floors[largest], bytes=largest)
         print({size: round(us, 1) for size, us in self.floors.items()}, flush=True)
 
 

@@ -46,10 +46,19 @@ def a_path(context: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
+def a_device(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The name of a device (a callback of options)."""
+    from ptxgen.runtime.opening import is_device_name
+
+    if value is not None and not is_device_name(value):
+        raise click.UsageError(f"{param.opts[-1]}: must be cpu, cuda or cuda:N (got {value!r})")
+    return value
+
+
 def not_stdout(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """A place to write to that has a name (a callback of options)."""
     if value == "-":
-        raise click.UsageError(f"{param.opts[0]}: must be a name (got '-'); only generate writes to stdout, one kernel")
+        raise click.UsageError(f"{param.opts[0]}: must be a name, nothing of it goes to standard output (got '-')")
     return value
 
 

@@ -101,8 +101,14 @@ class KernelCommand(click.Command):
         except click.NoSuchOption as wrong:
             group = ctx.parent.command.params if ctx.parent else []
             if any(wrong.option_name in param.opts for param in group):
-                raise click.UsageError(f"{wrong.option_name}: goes without a kernel type (got {self.name})") from None
+                raise click.UsageError(self._of_the_group(wrong.option_name)) from None
             raise
+
+    def _of_the_group(self, option: str) -> str:
+        if option in ("--config", "--model"):
+            return f"{option}: a kernel type or a whole model, not both (got {self.name})"
+        field = option.strip("-").replace("-", "_")
+        return f"{option}: {self.name} has no field {field}; the option is of a whole model, beside --config"
 
 
 class KernelGroup(click.Group):

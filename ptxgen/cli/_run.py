@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import FloatRange, goes_with
+from ptxgen.cli._given import FloatRange, a_device, goes_with
 from ptxgen.errors import SpecError, brief
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ SEED = click.IntRange(min=0)  # what NumPy's generators take
 def launch_options() -> list[click.Option]:
     """Options of a launch with an example's arguments."""
     return [
-        click.Option(["--device"], default=None, help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]"),
+        click.Option(["--device"], callback=a_device,
+                     help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]"),
         click.Option(["--target"], default=None, shell_complete=target_names,
                      help="architecture to generate for  [default: the device's own]"),
         click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
+from ptxgen.cli._given import a_device
 from ptxgen.cli._model import check_kv_dtype
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 @click.argument("model", type=click.Path(exists=True))
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write.")
-@click.option("--device", help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]")
+@click.option("--device", callback=a_device, help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]")
 @click.option("--max-len", type=click.IntRange(2), help="Context to make room for.  [default: what is needed]")
 @click.option(
     "--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes, help="Element type of the cache."
@@ -72,6 +73,8 @@ def command(
     spec = loaded.spec
     said = f"{spec.shape.family} {spec.shape.n_layers} × {spec.dim}, context {spec.shape.max_len}, on {opened.name}"
     click.echo(f"{said}; loaded in {seconds:.2f} s; {completion.figures}", err=True)
+    if completion.filled:
+        click.echo(f"the context is full: {completion.figures.tokens} of {max_tokens} tokens were written", err=True)
 
 
 @contextmanager

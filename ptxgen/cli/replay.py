@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from ptxgen.cli._given import a_device
 from ptxgen.cli._output import table
 from ptxgen.cli._run import SEED, open_for
 
 
 @click.command("replay")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--device", default="cpu", help="cpu, cuda or cuda:N  [default: cpu]")
+@click.option("--device", default="cpu", callback=a_device, help="cpu, cuda or cuda:N  [default: cpu]")
 @click.option("--mode", type=click.Choice(["fast", "random", "check"]), default="check",
               help="of the CPU executor  [default: check]")  # fmt: skip
 @click.option("--seed", type=SEED, default=0, help="of the executor's random order")

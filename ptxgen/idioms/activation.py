@@ -76,7 +76,10 @@ def _gelu(b: Builder, value: Reg) -> None:
 
 
 def _relu2(b: Builder, value: Reg) -> None:
-    b.op("max.f32", value, value, 0.0)
+    """Not by max.f32, which makes 0 of NaN."""
+    negative = scratch(b, "act_negative", "pred")
+    b.op("setp.lt.f32", negative, value, 0.0)
+    b.op("selp.f32", value, 0.0, value, negative)
     b.op("mul.f32", value, value, value)
 
 

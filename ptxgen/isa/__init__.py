@@ -34,6 +34,9 @@ _FAMILIES: dict[str, str] = {
 }  # fmt: skip
 
 
+_LISTED = 6  # of what an error lists
+
+
 def _by_name() -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for family, words in _FAMILIES.items():
@@ -57,8 +60,15 @@ def rows(name: str) -> tuple[Compiled, ...]:
 def lookup(opcode: str) -> Form:
     """The form of an opcode with all its modifiers (`ld.global.nc.L1::no_allocate.v4.b32`).
 
-    Raises `IsaError` that names the unknown opcode or modifier and the nearest known form.
+    Raises `IsaError` that names the unknown opcode or modifier and the nearest known forms.
     """
+    found = _form(opcode)
+    if found is None:
+        raise IsaError(_unknown(opcode))
+    return found
+
+
+def _form(opcode: str) -> Form | None:
     name, *words = opcode.split(".")
     known = rows(name)
     for compiled in known:
@@ -70,7 +80,7 @@ def lookup(opcode: str) -> Form:
             found, _ = match(compiled, in_row_order(compiled, words))
             if found is not None:
                 return make_form(opcode, compiled, found, words)
-    raise IsaError(_unknown(opcode))
+    return None
 
 
 @lru_cache(maxsize=256)
@@ -83,16 +93,44 @@ def _unknown(opcode: str) -> str:
         near = get_close_matches(name, _FAMILIES_OF, 3, 0.5)
         return f"{opcode}: unknown opcode {name!r}" + (f"; nearest: {', '.join(near)}" if near else "")
     reached = max(match(compiled, words)[1] for compiled in known)
-    best = [compiled for compiled in known if match(compiled, words)[1] == reached]
-    wanted: dict[str, None] = {}
-    for compiled in best:
-        wanted.update(dict.fromkeys(_expected(compiled, words)))
-    here = ".".join([name, *words[:reached]])
     got = f"modifier .{words[reached]} is unknown or misplaced" if reached < len(words) else "a modifier is missing"
-    choices = get_close_matches(words[reached], wanted, 6, 0.3) if reached < len(words) else []
-    listed = choices or list(wanted)[:12]
-    tail = f"; after {here} the table knows {', '.join('.' + w for w in listed)}" if listed else f"; nearest: {here}"
-    return f"{opcode}: {got}{tail}"
+    here = ".".join([name, *words[:reached]])
+    listed = _one_word_off(name, words, reached)
+    if listed:
+        tail = f"nearest: {', '.join(listed)}"
+    elif wanted := _wanted(name, words[:reached]):
+        some = ", among others" if len(wanted) > _LISTED else ""
+        tail = f"after {here} the table knows{some} {', '.join('.' + word for word in wanted[:_LISTED])}"
+    else:
+        tail = f"nearest: {here}"
+    return f"{opcode}: {got}; {tail}"
+
+
+def _one_word_off(name: str, words: list[str], at: int) -> list[str]:
+    """Known opcodes with one word more than these, up to `at`; if there are none, those with another word at `at`, the
+    most similar first, or without it."""
+    from difflib import SequenceMatcher
+
+    found = [
+        [*words[:place], word, *words[place:]] for place in range(at, -1, -1) for word in _wanted(name, words[:place])
+    ]
+    if not (near := _known(name, found)) and at < len(words):
+        similar = sorted(_wanted(name, words[:at]), key=lambda word: -SequenceMatcher(None, word, words[at]).ratio())
+        found = [[*words[:at], word, *words[at + 1 :]] for word in similar]
+        near = [*_known(name, found)[: _LISTED - 1], *_known(name, [[*words[:at], *words[at + 1 :]]])]
+    return near[:_LISTED]
+
+
+def _known(name: str, found: list[list[str]]) -> list[str]:
+    return [opcode for words in found if _form(opcode := ".".join([name, *words])) is not None]
+
+
+def _wanted(name: str, words: list[str]) -> list[str]:
+    """What can follow these words, of the rows that have most of them."""
+    known = rows(name)
+    reached = max(match(compiled, words)[1] for compiled in known)
+    best = [compiled for compiled in known if match(compiled, words)[1] == reached]
+    return list(dict.fromkeys(word for compiled in best for word in _expected(compiled, words)))
 
 
 def _expected(compiled: Compiled, words: list[str]) -> list[str]:

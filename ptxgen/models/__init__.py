@@ -19,7 +19,7 @@ from ptxgen.errors import ConfigWarning, SpecError, brief
 from ptxgen.files.jsonfields import Fields
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.models import keys
-from ptxgen.models.families import FAMILIES, Family
+from ptxgen.models.families import CONTEXTS, FAMILIES, Family
 from ptxgen.models.kv_scheme import KvScheme, kv_scheme
 from ptxgen.models.layers import FULL, SLIDING
 from ptxgen.models.rope import by_layer_type, rope_settings, rope_table, rotated_part, scaling_keys, scaling_type
@@ -144,7 +144,8 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     keys.check(stray, family.keys, keys.CHANGES, source, None, values)
     said = {name: value for name, value in values.items() if name not in family.names}
     said |= {name: values[theirs] for name, theirs in family.names.items() if theirs in values}
-    merged = {**family.defaults, **outer.defaults, **said, "model_type": config["model_type"]}
+    context = {"max_position_embeddings": CONTEXTS[outer.inner or config["model_type"]]}
+    merged = {**context, **family.defaults, **outer.defaults, **said, "model_type": config["model_type"]}
     return Fields(merged, source, family.names), family
 
 

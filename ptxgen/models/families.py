@@ -160,18 +160,18 @@ _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers":
 _GEMMA3: dict[str, Any] = {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256, "head_dim": 256,
     "num_key_value_heads": 4, "sliding_window": 4096, "sliding_window_pattern": 6,
-    "max_position_embeddings": 131072, "vocab_size": 262208,
+    "vocab_size": 262208,
 }  # fmt: skip
 _GEMMA3_SIZES = {"num_attention_heads": 8, "hidden_size": 2304, "num_hidden_layers": 26}
 _GEMMA3N: dict[str, Any] = {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "head_dim": 256, "num_key_value_heads": 2, "sliding_window": 512,
-    "num_kv_shared_layers": 15, "max_position_embeddings": 32768, "vocab_size": 262400,
+    "num_kv_shared_layers": 15, "vocab_size": 262400,
 }  # fmt: skip
 _GEMMA3N_SIZES = {"num_attention_heads": 8, "hidden_size": 2048, "num_hidden_layers": 35}
 _MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
 _LLAMA4: dict[str, Any] = {
     "rope_theta": 5e5, "num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192,
-    "attn_temperature_tuning": True, "floor_scale": 8192, "max_position_embeddings": 131072, "vocab_size": 202048,
+    "attn_temperature_tuning": True, "floor_scale": 8192, "vocab_size": 202048,
 }  # fmt: skip
 _QWEN_VL = {"rope_theta": 1e6, "num_key_value_heads": 8, "sliding_window": 4096, "max_window_layers": 80}
 _GLM = {"num_key_value_heads": 2, "head_dim": 128}
@@ -206,8 +206,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(layers.EVERY_LAYER, defaults=_MISTRAL),
     "mistral3": Family(
         nested="text_config", inner="mistral",
-        defaults={"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 32000,
-                  "max_position_embeddings": 131072},
+        defaults={"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 32000},
     ),
     "mixtral": Family(layers.EVERY_LAYER, defaults={"rope_theta": 1e6, "num_key_value_heads": 8}),
     "qwen2": Family(layers.FROM_A_LAYER, limits=(DUAL_CHUNKS,), defaults=_QWEN),
@@ -273,7 +272,7 @@ FAMILIES: dict[str, Family] = {
     "falcon": Family(
         own_head_dim=False,
         kv_heads=KvHeads(_falcon_heads, ("num_kv_heads", "multi_query", "new_decoder_architecture")),
-        defaults={"multi_query": True, "max_position_embeddings": 2048},
+        defaults={"multi_query": True},
     ),
     "stablelm": Family(rotary=0.25, own_head_dim=False, defaults={"num_key_value_heads": 32}),
     "gpt_neox": Family(
@@ -284,3 +283,13 @@ FAMILIES: dict[str, Family] = {
     "internlm2": Family(),
     "minicpm": Family(),
 }  # fmt: skip
+
+_CONTEXTS: Mapping[int, str] = {
+    2048: "llama phi olmo2 olmo3 granite granitemoe exaone4 falcon gpt_neox internlm2 minicpm",
+    4096: "phi3 starcoder2 nemotron stablelm",
+    8192: "gemma gemma2 cohere cohere2",
+    32768: "qwen2 qwen2_moe qwen2_5_vl_text qwen3 qwen3_moe gemma3n_text smollm3",
+    131072: "mistral mixtral gemma3_text phimoe glm glm4 ernie4_5 gpt_oss llama4_text",
+}
+# The longest context where a config.json does not say it, by family.
+CONTEXTS: Mapping[str, int] = {name: longest for longest, names in _CONTEXTS.items() for name in names.split()}

@@ -20,13 +20,15 @@ def install() -> None:
     Prefill runs through `MultiHeadAttention`, decoding through `IncrementalAttention`, with dynamic and static caches,
     windows, soft caps, sinks and padding on the left; also under `torch.compile(fullgraph=True)` and in CUDA graphs.
     What the kernels cannot (another mask, dropout, gradients, a head size that is no multiple of 8) runs through sdpa,
-    or where that lacks soft caps and sinks in plain torch, and one warning names the reason. Calling it again changes
-    nothing. Raises `ImportError` with the extra to install where torch or transformers is missing.
+    or where that lacks soft caps and sinks in plain torch, and one warning names the reason. Models that choose among
+    attention classes of their own (Falcon, GPT-J) are a `ValueError`. Calling it again changes nothing. Raises
+    `ImportError` with the extra to install where torch or transformers is missing.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
 
         from ptxgen.transformers.attention import attention
+        from ptxgen.transformers.classes import refuse_by_name
         from ptxgen.transformers.mask import bounds_mask
         from ptxgen.transformers.paged import paged_attention
     except ImportError as missing:
@@ -34,6 +36,7 @@ def install() -> None:
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(PAGED, paged_attention)
     AttentionMaskInterface.register(NAME, bounds_mask)
+    refuse_by_name(NAME)
 
 
 def growing_cache(config: Any) -> Any:

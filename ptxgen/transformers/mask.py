@@ -8,10 +8,12 @@ shape because not all models tell their attention of it, and values lie on the d
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ def bounds_mask(
 ) -> Tensor | None:
     """The bounds, where the mask is causal, with a window or not, and padding lies on the left; else what sdpa takes:
     bool `[batch, 1, q_length, kv_length]`. Arguments are those of `transformers.masking_utils.sdpa_mask`. Models that
-    attend by code of their own add what eager attention takes.
+    attend by code of their own, or make masks of this one, get what eager attention adds.
 
     A padding mask is read on the host, unless torch traces or captures: then it must have its padding on the left.
     """
@@ -69,21 +71,36 @@ def bounds_mask(
 
 @torch.compiler.assume_constant_result
 def attends_itself(config: type) -> bool:
-    """Whether models of this configuration never ask which attention to use: what they do with a mask is their own,
-    and ours says nothing to them. One warning says so."""
+    """Whether models of this configuration never ask which attention to use, or look into masks: what they do with a
+    mask is their own, and ours says nothing to them. One warning says so."""
     return attends_itself_by(config)
 
 
 @cache
 def attends_itself_by(config: type) -> bool:
     models = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
-    if models is None or models.__name__ == config.__module__ or hasattr(models, "ALL_ATTENTION_FUNCTIONS"):
+    if models is None or models.__name__ == config.__module__:
         return False
-    parts = getattr(config, "sub_configs", {}).values()
-    if any(part.__module__ != config.__module__ for part in parts):  # those attend, by their own modules' code
-        return False
-    warnings.warn(f"ptxgen attention: {models.__name__} attends by itself; our kernels are not used", stacklevel=4)
+    if hasattr(models, "ALL_ATTENTION_FUNCTIONS"):
+        if not _reads_masks(models):
+            return False
+        why = "makes other masks of ours"
+    else:
+        parts = getattr(config, "sub_configs", {}).values()
+        if any(part.__module__ != config.__module__ for part in parts):  # those attend, by their own modules' code
+            return False
+        why = "attends by itself"
+    warnings.warn(f"ptxgen attention: {models.__name__} {why}; our kernels are not used", stacklevel=4)
     return True
+
+
+def _reads_masks(models: ModuleType) -> bool:
+    """Whether a model looks into the mask that it is given (Doge, DeepSeek V3.2), in place of handing it to attention:
+    then it must be one that transformers knows."""
+    try:
+        return "attention_mask.dtype == torch.bool" in inspect.getsource(models)
+    except (OSError, TypeError):  # without a source
+        return False
 
 
 def are_bounds(mask: Tensor | None) -> bool:

@@ -151,7 +151,8 @@ class ModuleCache:
     ) -> Future[Kernel]:
         """A load, over or under way: one thread does it, the others wait. What must be compiled is left to a `pool`."""
         if not isinstance(spec, KernelType):
-            raise SpecError(f"load: must be a spec, KernelType(...) with its fields (got {brief(spec)})")
+            text = "; device.module(text) loads a PTX text" if isinstance(spec, str | bytes) else ""
+            raise SpecError(f"load: must be a spec, KernelType(...) with its fields{text} (got {brief(spec)})")
         with_lines = self.line_info if line_info is None else line_info
         key = (spec, target, _kind(in_force(), with_lines))
         load: Future[Kernel] = Future()

@@ -339,9 +339,8 @@ class BatchedKvCache:
         else:
             self._put_length(slot, length, where)
             self._written[slot] = length
-        written = [
-            cache._written[i] for i in layers if self.rings.sizes[i]
-        ]  # also behind the length: a rolled back one
+        # A ring that was rolled back has lost what the positions behind the length overwrote.
+        written = [cache._written[i] for i in layers if self.rings.sizes[i]]
         self._written[slot] = max(int(self._written[slot]), *written, 0)
         if self.pages is not None:
             self.pages.upload(where)

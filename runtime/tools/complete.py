@@ -70,6 +70,12 @@ class Completion:
 
         return Model(self.file, device, kv_dtype, progress=progress, **options)
 
+    @property
+    def filled(self) -> bool:
+        """Whether the text ended because the context was full, before `max_tokens`."""
+        figures = self.figures
+        return figures.tokens < self.max_tokens and len(self.tokens) + figures.tokens > self.file.spec.shape.max_len
+
     def run(self, model: Model, **options: Any) -> Iterator[str]:
         """The text after the prompt, as it comes; `options` as `Model.tokens`. Fills `figures` and `written`."""
         stream = self.text.stream(continues=True)

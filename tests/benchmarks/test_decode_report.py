@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from benchmarks import performance
 from benchmarks.cases.decode import GRID, LISTS, RAGGED, SHAPES, Case
 from benchmarks.documents import decode as decode_document
+from benchmarks.documents import model as model_document
 from benchmarks.peers import flashinfer
 from benchmarks.report.decode import as_json, best, by_case, fractions, over_floor, over_peers, plot, report
 from benchmarks.report.decode_aims import aims
@@ -121,16 +123,22 @@ def test_the_readme_has_the_newest_run_its_least_and_where_prefill_stands() -> N
     assert performance.between(page, performance.README, performance.readme(newest)) == page
     least = min(decode_document.compared(decode_document.of_grid(newest))[0].values())
     assert f"(least {least:.2f})" in page
-    assert f"At commit {newest[0]['commit']}" in page
+    assert f"Run {newest[0]['run']}, commit {newest[0]['commit']}" in page
     assert performance.standing().strip() in page
 
 
 def test_the_performance_page_is_written_from_the_rows() -> None:
-    """The decode part of it, from the newest run, and the notes, which say their own."""
+    """After a run: `python -m benchmarks.performance`."""
+    assert (ROOT / "docs" / "performance.md").read_text("utf-8") == performance.document(decode_document.newest())
+
+
+def test_every_table_of_the_performance_page_is_of_a_commit() -> None:
+    """Named in its section, or in the table; what is said there of one case alone needs none."""
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    made = decode_document.newest()
-    for part in (*decode_document.grid(made), *decode_document.others(made), *decode_document.counters()):
-        assert part in page
+    for section in re.split(r"^## ", page, flags=re.M)[1:]:
+        assert "\n| --- " not in section or re.search(r"commit [0-9a-f]{7,12}|\| [0-9a-f]{12} \|", section), section[
+            :80
+        ]
 
 
 def test_a_run_without_peers_is_no_part_of_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,3 +169,16 @@ def test_the_aims_and_what_misses_them_are_said_in_sentences() -> None:
     assert "Over 1.15 below 134 MB: none. Over 1.1 from there on: 32/4/64 1×131072 (1.125), 32/8/128" in said
     assert "plain launches (times as long): 32/4/64 1×512 (1.100)" in said
     assert "2.00 times as long as sm_90's (at most 2.00)" in said
+
+
+def test_ops_are_shown_of_the_last_whole_run_that_has_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, *steps: tuple[int, float], **more: Any) -> list[dict[str, Any]]:
+        case = {"model": "m", "weights": "bf16", "depth": 8}
+        ops = [(case | {"batch": batch, "op": "head"}, "ptxgen", us) for batch, us in steps]
+        rows = [({"op": "read"}, "floor", 1.0), *ops]
+        return [{"run": name, "case": case, "impl": impl, "us": us, **more} for case, impl, us in rows]
+
+    runs = {"a": run("a", (1, 5.0), (8, 6.0)), "b": run("b", (1, 4.0)), "c": run("c", (1, 3.0), partial=True)}
+    monkeypatch.setattr(model_document, "runs", lambda bench: runs)
+    shown = [[(row["run"], row["us"]) for row in rows] for rows in model_document.newest_ops()]
+    assert shown == [[("b", 1.0), ("b", 4.0)], [("a", 1.0), ("a", 6.0)]]

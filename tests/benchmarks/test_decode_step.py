@@ -119,7 +119,7 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     run = Run("decode_step", "a GPU")
     ours = Ours(run, run, device)
     given = argparse.Namespace(models="", weights="", transformers=True)
-    peers = dict.fromkeys(("llama-3.2-1b", "llama-3-8b"), mock.Mock())
+    peers = dict.fromkeys(("llama-3.2-1b", "llama-3-8b"), [mock.Mock()] * len(decode_step.TRANSFORMERS))
     made = list(decode_step.tasks(run, ours, None, peers, given, 0.0))
     assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(our_steps.FIRST)
     impls = {"floor", "ptxgen", "ptxgen-persistent", "ptxgen ops", "transformers-compiled"}

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.report import schedule
 from benchmarks.report.rows import Run
-from benchmarks.report.schedule import Task, work_off
+from benchmarks.report.schedule import Task, in_time, work_off
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +62,12 @@ def test_what_would_not_end_in_time_is_a_row() -> None:
 def test_waiting_ends_with_the_time() -> None:
     found = done(Task({"n": 0}, "ours", print, 0.01, lambda: False), seconds=0.05)
     assert [n for n, _ in found] == [0]
+
+
+def test_cases_until_the_time_is_over() -> None:
+    assert list(in_time("abc", time.monotonic() + 100)) == list("abc")
+    late = in_time("abc", time.monotonic() + 0.05)
+    assert next(late) == "a"
+    time.sleep(0.06)
+    with pytest.raises(SystemExit, match="--seconds: ended after 1 of 3 cases"):
+        next(late)

@@ -89,8 +89,8 @@ def test_legal_text_is_left_alone(body: str) -> None:
 BAD = {
     "frobnicate.u32 %r1, %r2;": "unknown opcode 'frobnicate'",
     "ad.u32 %r1, %r2, %r3;": "nearest: ",
-    "add.u128 %r1, %r2, %r3;": "modifier .u128 is unknown or misplaced; after add the table knows",
-    "ld.global.v3.f32 %f1, [%rd1];": "after ld.global the table knows .v",
+    "add.u128 %r1, %r2, %r3;": "modifier .u128 is unknown or misplaced; nearest: add.u16x2, add.u16",
+    "ld.global.v3.f32 %f1, [%rd1];": "nearest: ld.global.cv.f32, ld.global.v2.f32",
     "add.s32 %r1, %r2;": "takes 3 operands (got 2)",
     "bar.red.popc.u32 %r1, 0, 1, 2, %p1;": "takes 3 or 4 operands (got 5)",
     "add.s32 %f1, %r2, %r3;": "operand 1 must be .s32 (got %f1, a .f32 register)",

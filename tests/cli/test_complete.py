@@ -45,6 +45,15 @@ def test_the_context_has_room_for_what_was_asked() -> None:
     assert Completion(Q8, "a", 32, max_len=40).file.spec.shape.max_len == 40
 
 
+@pytest.mark.parametrize(("max_tokens", "written"), [(40, 38), (38, 38), (5, 5)])
+def test_a_full_context_is_said(max_tokens: int, written: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["complete", Q8, "And", "--max-tokens", str(max_tokens), "--max-len", "39", *CPU]) == 0
+    err = capsys.readouterr().err
+    assert f"; {written} tokens in" in err
+    full = f"the context is full: {written} of {max_tokens} tokens were written\n"
+    assert err.endswith(full) == (max_tokens > written)
+
+
 def written(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert invoke(["complete", Q8, "And", "--max-tokens", "12", *words, *CPU]) == 0
     return capsys.readouterr().out
@@ -111,7 +120,8 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     for name, text in (
         ("cut.gguf", "ends behind the end of the file"),
-        ("note.txt", "is no GGUF file"),
+        ("note.txt", "must be a .gguf file, a folder with config.json"),
+        ("config.json", "checkpoint (.bin); name its folder (it begins with b'{\"mo')"),
         ("empty", "config.json: cannot be read"),
         (".", "model_type: must be one of"),
     ):

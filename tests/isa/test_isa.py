@@ -121,12 +121,17 @@ def test_packed_types_live_in_untyped_registers() -> None:
 
 UNKNOWN = {
     "shufl.sync.bfly.b32": "unknown opcode 'shufl'; nearest: shfl",
-    "ld.global.nc.v3.b32": "modifier .v3 is unknown or misplaced; after ld.global.nc the table knows .v",
-    "shfl.bfly.b32": "modifier .bfly is unknown or misplaced; after shfl the table knows .sync",
-    "add.f31": "after add the table knows .f32",
-    "ld.global": "a modifier is missing; after ld.global the table knows",
+    "ld.global.nc.v3.b32": "modifier .v3 is unknown or misplaced; nearest: ld.global.nc.v2.b32, ld.global.nc.v4",
+    "shfl.bfly.b32": "modifier .bfly is unknown or misplaced; nearest: shfl.sync.bfly.b32",
+    "add.f31": "nearest: add.f32, add.f16",
+    "ld.global": "a modifier is missing; nearest: ld.global.b8, ",
     "mma.sync.aligned.m16n8k17.row.col.f32.f16.f16.f32": "modifier .m16n8k17 is unknown or misplaced",
-    "ret.b32": "modifier .b32 is unknown or misplaced; after ret the table knows .uni",
+    "ret.b32": "modifier .b32 is unknown or misplaced; nearest: ret.uni, ret",
+    "mul.s32": "modifier .s32 is unknown or misplaced; nearest: mul.hi.s32, mul.lo.s32, mul.wide.s32",
+    "cvt.f16.f32": "modifier .f32 is unknown or misplaced; nearest: cvt.rn.f16.f32, cvt.rz.f16.f32",
+    "abs.foo.f32": "modifier .foo is unknown or misplaced; nearest: abs.ftz.f32, abs.f32",
+    "mma.m16n8k16.f32": "modifier .m16n8k16 is unknown or misplaced; after mma the table knows .sync",
+    "cvt.foo.bar": "after cvt the table knows, among others .",
     "exit.now": "modifier .now is unknown or misplaced; nearest: exit",
     "": "unknown opcode ''",
 }

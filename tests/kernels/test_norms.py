@@ -109,6 +109,18 @@ def test_activations_over_the_whole_range(device: Device, kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", activation.KINDS)
+def test_a_nan_stays_one(device: Device, kind: str) -> None:
+    x = np.float32([[np.nan, 1.0, -1.0, -np.nan]])
+    out = trial(Activation(4, kind), device, arguments={"x": x}, rows=1).outputs["out"]
+    assert np.isnan(out).tolist() == [[True, False, False, True]]
+
+
+def test_relu2_of_infinities(device: Device) -> None:
+    x = np.float32([[np.inf, -np.inf]])
+    assert trial(Activation(2, "relu2"), device, arguments={"x": x}, rows=1).outputs["out"].tolist() == [[np.inf, 0.0]]
+
+
 def test_few_rows_keep_many_ctas_busy() -> None:
     ptx = generate(Activation(14336, gated=True), "sm_90")
     assert ptx.launch.at({"rows": 1}).grid == (1, 1, 7)

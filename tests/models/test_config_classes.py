@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ptxgen.errors import SpecError
 from ptxgen.models import ModelShape, model_shape
 from tests.support.config_cases import CASES, Config
 
@@ -69,3 +70,20 @@ def test_heads_windows_and_bases_are_those_of_the_class(name: str) -> None:
     assert shape.soft_cap == (getattr(own, "attn_logit_softcapping", None) or 0.0)
     if max_len is None:
         assert shape.max_len == own.max_position_embeddings
+
+
+BEHIND = ("llama4_text", "llama4", "bare llama4_text")  # what is not covered begins behind some position
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
+@pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if "rope_scaling" not in str(config)])
+def test_the_longest_context_that_is_not_stated_is_that_of_the_class(name: str) -> None:
+    config = copy.deepcopy(CASES[name][0])
+    for table in (config, config.get("text_config", {})):
+        table.pop("max_position_embeddings", None)
+    own = theirs(config).max_position_embeddings
+    if name in BEHIND:
+        with pytest.raises(SpecError, match=f"would work, not {own} positions"):
+            model_shape(config)
+    else:
+        assert model_shape(config).max_len == own

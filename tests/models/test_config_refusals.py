@@ -288,5 +288,7 @@ def test_the_longest_context_of_a_cache_is_not_that_of_the_model(scaling: Config
         model_shape(given | {"rope_scaling": YARN}, max_len=4096).kinds
         == model_shape(LLAMA | {"rope_scaling": YARN}).kinds
     )
+    own = model_shape(given | {"rope_scaling": scaling, "max_position_embeddings": 2048}, max_len=2048)
+    assert model_shape(given | {"rope_scaling": scaling}, "here") == own
     with pytest.raises(SpecError, match="here: max_position_embeddings: must be an integer from 1 "):
-        model_shape(given | {"rope_scaling": scaling}, "here", 4096)
+        model_shape(given | {"rope_scaling": scaling, "max_position_embeddings": None}, "here", 4096)

@@ -33,8 +33,9 @@ def named(path: Path) -> Iterator[tuple[str, ...]]:
     """Modules that this one names, in functions and for annotations, too; of `from a import b` it is "a.b", which may
     be a name in "a"."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((*node.module.split("."), each.name) for each in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: line {node.lineno}: a relative import, which this test would not see"
+            yield from ((*str(node.module).split("."), each.name) for each in node.names)
         elif isinstance(node, ast.Import):
             yield from (tuple(each.name.split(".")) for each in node.names)
 

@@ -271,6 +271,7 @@ def test_what_is_no_spec_or_text_is_refused(device: Device) -> None:
     wrong = {
         r"load: must be a spec, .* \(got <class": lambda: device.load(KvCacheScatter),
         r"load: must be a spec, .* \(got None\)": lambda: device.load(None),
+        r"load: .* fields; device.module\(text\) loads a PTX text \(got '\.v": lambda: device.load(".version 8.0"),
         r"warmup.workers: must be an int ≥ 1, or None \(got -1\)": lambda: device.warmup([spec], workers=-1),
         r"warmup.workers: must be an int ≥ 1, or None \(got 0\)": lambda: device.warmup([spec], workers=0),
         r"warmup: must be several specs \(got KvCacheScatter": lambda: device.warmup(spec),

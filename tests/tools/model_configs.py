@@ -31,8 +31,9 @@ ABOUT = (
     "key, the value and what would work). A key that is not known is a warning that names it; with `--strict` it is an "
     "error. `ptxgen doctor --config DIR` prints what is served of every configuration in a folder: served, warned of, "
     "or refused, with the reason.\n",
-    "A key that is absent has the default of the family's own class. null is none: as many KV heads as query heads, no "
-    "window, no cap; RoPE's base and part of a head cannot be null. Sizes must be there.\n",
+    "A key that is absent has the default of the family's own class, the longest context (`max_position_embeddings`), "
+    "too. null is none: as many KV heads as query heads, no window, no cap; RoPE's base and part of a head cannot be "
+    "null. `hidden_size`, `num_hidden_layers`, `num_attention_heads` and `vocab_size` must be there.\n",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ptxgen.errors import SpecError
-from tests.transformers.models import build, prompts, torch
+from tests.transformers.models import BASE, build, continued, of_config, prompts, torch, transformers
 
 forward: Any = importlib.import_module("ptxgen.transformers.attention")
 paged_attention: Any = importlib.import_module("ptxgen.transformers.paged").paged_attention
@@ -101,3 +101,29 @@ def test_paged_without_a_cache() -> None:
     q, k, v = tensors()
     with pytest.raises(SpecError, match="for continuous batching"):
         paged_attention(MODULE, q, k, v)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("keep", [8, 2048])
+def test_a_model_that_makes_masks_of_the_mask(keep: int, padding: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Doge hides all but the keys that it likes best, of those that the mask shows."""
+    importlib.import_module("ptxgen.transformers.mask").attends_itself_by.cache_clear()
+    model = of_config(transformers.DogeConfig(**BASE, keep_window_size=keep))
+    ids, mask = prompts("cpu", padding)
+    tokens, logits = continued(model, "eager", ids, mask)
+    ours, our_logits = continued(model, "ptxgen", ids, mask)
+    assert ours.tolist() == tokens.tolist()
+    assert torch.allclose(our_logits, logits, atol=1e-4)
+    assert any("makes other masks of ours; our kernels are not used" in str(each.message) for each in recwarn)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("FalconConfig", BASE), ("GPTJConfig", dict(n_embd=64, n_head=4, n_layer=1, rotary_dim=8, vocab_size=32))],
+)
+def test_a_model_with_attention_classes_of_its_own_says_so(kind: str, fields: dict[str, Any]) -> None:
+    config = getattr(transformers, kind)(**fields)
+    of_config(config)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"have no place for attn_implementation='ptxgen': .* own, eager, flash"):
+            transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ptxgen")

@@ -12,6 +12,8 @@ from ptxgen.errors import FileError, SpecError, brief
 from ptxgen.files.regular import size_of
 from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo, extra
 
+_READ = "a .gguf file, a folder with config.json and .safetensors files, or a llama2.c checkpoint (.bin)"
+
 
 def open_model(path: str | Path, max_len: int | None = None) -> ModelFile:
     """The model at `path`: a .gguf file, a folder or .safetensors file with `config.json` beside it, or a llama2.c
@@ -41,6 +43,9 @@ def _open(path: Path, max_len: int | None) -> ModelFile:
         from ptxgen.models.files.llama2c import open_llama2c
 
         return open_llama2c(path, max_len)
+    if path.suffix != ".gguf" and magic != b"GGUF":
+        folder = "; name its folder" if path.suffix == ".json" else ""
+        raise FileError(f"{path}: must be {_READ}{folder} (it begins with {magic!r})")
     from ptxgen.models.files.gguf_model import open_gguf
 
     return open_gguf(path, max_len)

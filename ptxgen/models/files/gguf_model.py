@@ -148,7 +148,8 @@ def _config(file: GgufFile, name: str, arch: Arch) -> dict[str, Any]:
             raise FileError(f"{file.path}: {name}.{key}: is not covered in a {name} model (got {brief(value)})")
     table = file.tensors.get("token_embd.weight")
     config: dict[str, Any] = {
-        "model_type": arch.family, "torch_dtype": "float32", "num_key_value_heads": None, **arch.fixed,
+        "model_type": arch.family, "torch_dtype": "float32", "num_key_value_heads": None,
+        "max_position_embeddings": None, **arch.fixed,
     }  # fmt: skip
     for ours, theirs in {**_KEYS, **arch.keys}.items():
         if (value := fields.get(f"{name}.{theirs}")) is not None:
