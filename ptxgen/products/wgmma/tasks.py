@@ -72,7 +72,8 @@ class Tasks:
                 b.op("rem.u32", self.group, tile, self.clusters)
                 self._own_group()
             if self.spec.stream:
-                self.cluster = b.op("min.u32", "cluster", tile, at.most_turns - 1)
+                self.cluster = b.reg("cluster", "u32")
+                b.op("min.u32", self.cluster, tile, at.most_turns - 1)
                 self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
 
     def _split(self, rank: Reg) -> None:
@@ -139,6 +140,14 @@ class Tasks:
         b.op("add.u32", token_tiles, self.count, each - 1)
         b.op("div.u32", token_tiles, token_tiles, each)
         b.op("mul.lo.u32", tiles, token_tiles, self.clusters)
+
+    def find_cluster(self) -> None:
+        """Anew, which cluster of the launch this is; part of an open fragment."""
+        b, share = self.b, self.at.shape.share
+        b.op("mov.u32", self.cluster, b.special("ctaid.x"))
+        if share > 1:
+            b.op("div.u32", self.cluster, self.cluster, share)
+        b.op("min.u32", self.cluster, self.cluster, self.at.most_turns - 1)
 
     def _find_step(self) -> None:
         """From one tile of a CTA to its next."""
