@@ -22,6 +22,7 @@ from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
 
 WHERE = "sm_90a"
+ROUNDED = 3e-3  # of results in bf16
 EXACT = 1e-6  # sums are f32, as on the device those of 128 columns are not
 MODES = pytest.mark.parametrize("mode", ["check", "random"])
 
@@ -70,7 +71,8 @@ CASES: tuple[tuple[int, dict[str, Any]], ...] = (
 def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str, Any]) -> None:
     spec = product(**fields)
     assert Geometry.of(spec).pipelined
-    trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=EXACT).require()
+    limit = ROUNDED if spec.out_dtype == bf16 else EXACT
+    trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=limit).require()
 
 
 @MODES
