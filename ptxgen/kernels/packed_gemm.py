@@ -46,7 +46,7 @@ MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too
-CROWDED_REGISTERS = (32, 240)
+CROWDED_REGISTERS = (32, 240)  # and where they are few
 
 
 @kernel_type
@@ -73,7 +73,8 @@ class PackedGemm(PackedProduct):
     below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
-    `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
+    `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
+    round more; the order of sums then follows from the number of tokens.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all

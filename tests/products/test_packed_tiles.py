@@ -8,10 +8,10 @@ import pytest
 
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
-from ptxgen.dtypes import e4m3
+from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import FORMATS
-from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma import geometry, tiles, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
@@ -191,6 +191,20 @@ def test_tokens_that_are_never_the_fastest_have_a_tile_where_they_are_given(
 def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     spec = PackedGemm.best(128, n=4096, k=k, precision="fast")
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
+
+
+@pytest.mark.parametrize("row", tiles.MEASURED)
+def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[int, ...]) -> None:
+    n, k, least, most, *tile = row
+    fields: dict[str, Any] = {"n": n, "k": k, "precision": "fast", "out_dtype": bf16}
+    for rows in (least, most):
+        spec = PackedGemm.best(rows, **fields)
+        assert [spec.tokens, spec.tile_rows, spec.split, spec.share] == tile
+        assert supports(spec, WHERE)
+        assert PackedGemm.best(rows, **fields, split=2).split == 2
+    for rows in (least - 1, most + 1):
+        assert tiles._measured(fields, rows) == {}
+    assert tiles._measured(fields | {"out_dtype": f32}, most) == {}
 
 
 @needs_assembler

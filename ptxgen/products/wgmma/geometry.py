@@ -46,7 +46,9 @@ MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as ma
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
-CROWDED = 312  # sums of a row, short ones among them, of each of at most two warpgroups, from which on registers are few
+CROWDED = (
+    312  # sums of a row, short ones among them, of each of at most two warpgroups, from which on registers are few
+)
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups

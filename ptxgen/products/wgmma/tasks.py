@@ -1,7 +1,8 @@
 """Which tile a CTA works on next, and which part of k: of whole tiles in turn, or of an even share of all k.
 
 Tiles of many tokens go in bands, so that neighbouring CTAs have rows of weights or tokens in common. Where k is shared
-evenly (`stream`), a CTA begins and ends within tiles; `streams.py` has what becomes of their sums.
+evenly (`stream`), a CTA begins and ends within tiles; `streams.py` has what becomes of their sums. Of many tokens only
+the last uneven round of tiles and one round more are shared so, first; then every CTA has as many whole tiles.
 """
 
 from __future__ import annotations
