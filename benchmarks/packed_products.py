@@ -226,7 +226,7 @@ RANGES = ((8, 64), (128, 128), (512, 512), (2048, 4096))  # tokens from, to
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> str:
-    """Geometric means and least of cuBLAS ÷ ours for ranges of tokens, of ours launched programmatically where it is."""
+    """Geometric means and least of cuBLAS ÷ ours for ranges of tokens, of ours as `programmatic` where it is."""
     us: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         us.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["us"]

@@ -35,7 +35,7 @@ def newest_rows(bench: str) -> list[dict[str, Any]]:
 
 
 def newest_tokens(bench: str, impl: str) -> list[dict[str, Any]]:
-    """Of every number of tokens in every weights the timed rows of the last whole run that has rows of `impl` for it."""
+    """Of every number of tokens in every weights the timed rows of the last whole run with `impl` that has it."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for rows in runs(bench).values():
         if rows[-1].get("partial"):

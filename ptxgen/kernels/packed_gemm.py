@@ -45,8 +45,7 @@ INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too
-CROWDED_REGISTERS = (32, 240)  # and where they are few
+FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too, or registers are few
 
 
 @kernel_type
@@ -313,9 +312,7 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
-            fewer, more = CROWDED_REGISTERS if at.crowded else REGISTERS[at.shape.groups]
-            if at.pipelined:
-                fewer, more = FACTORED_REGISTERS
+            fewer, more = FACTORED_REGISTERS if at.pipelined or at.crowded else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
