@@ -1,4 +1,5 @@
-"""A wheel holds what the links `ptxgen/runtime` and `ptxgen/templates` lead to; without them it is refused."""
+"""Wheels and source archives hold what the links `ptxgen/runtime` and `ptxgen/templates` lead to; without them they are
+refused."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _HELD = {"ptxgen/runtime": "__init__.py", "ptxgen/templates": "flow.ptx.j2"}
 
 
 class LinksHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Runs before a wheel is built."""
+    """Runs before a wheel or a source archive is built."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`SystemExit` where a link is lost; an editable installation works without them."""

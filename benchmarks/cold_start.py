@@ -140,7 +140,7 @@ def warmups(run: Run, rounds: int) -> None:
 
 def main() -> None:
     rounds = ("--rounds", {"type": int, "default": 7})
-    command("cold_start", __doc__, lambda run, given: measure(run, given.rounds), rounds, device=gpu)
+    command("cold_start", __doc__, lambda run, given: measure(run, given.rounds), rounds, device=gpu, at_once=True)
 
 
 def measure(run: Run, rounds: int) -> None:

@@ -106,7 +106,7 @@ def tasks(
     yield from (several(pair, 32) for pair in first)
     yield from (several(pair, slots) for slots in (2, 4) for pair in plain)
     yield from (one(pair) for pair in MORE if chosen(pair, given))
-    for pair in first:
+    for pair in reversed(first):
         work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
         yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 8)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +22,7 @@ from benchmarks.cases.models import MODELS
 from benchmarks.products import PATTERN, _pattern
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.schedule import SECONDS, in_time
 from ptxgen.generator import generate
 from ptxgen.kernels import Gemv
 from ptxgen.tuning import ProductChoice, fixed, using
@@ -97,39 +100,40 @@ def _matrix(spec: Gemv) -> Any:
 
 
 def main(run: Run, given: argparse.Namespace) -> None:
-    """All models and weights, or those chosen."""
+    """All models and weights, or those chosen, as far as the time goes."""
     import torch
 
     from benchmarks.peers.read_floor import Floor
     from ptxgen.targets import target_of_capability
 
+    ends = time.monotonic() + given.seconds
     target = target_of_capability(*torch.cuda.get_device_capability()).name
     floor = Floor() if given.floor else None
-    for model in given.models.split(","):
-        for weights in given.weights.split(","):
-            chain = Chain(MODELS[model], weights)
-            case = {"model": model, "weights": weights}
-            for each in given.geometries.split(","):
-                with chosen(each):
-                    for impl in ("programmatic", "alone") if each in ("", "16x2x132") else ("programmatic",):
-                        us = chain.us(target, programmatic=impl == "programmatic")
-                        more = {"geometry": each} if each else {}
-                        measures = {"us": us, "bytes": chain.nbytes, "tbs": chain.nbytes / us / 1e6}
-                        run.add(case | more, impl, **measures)
-                        finite = bool(torch.isfinite(chain.result()).all())
-                        print(case | more, impl, f"{us:.1f} us {chain.nbytes / us / 1e6:.2f} TB/s", finite, flush=True)
-            if floor is not None:
-                us = floor.us(min(chain.nbytes, 2_000_000_000)) * max(1.0, chain.nbytes / 2e9)
-                run.add(case, "floor", us=us, bytes=chain.nbytes, tbs=chain.nbytes / us / 1e6)
-                print(case, "floor", f"{us:.1f} us", flush=True)
-            del chain
-            torch.cuda.empty_cache()
+    for model, weights in in_time(list(itertools.product(given.models.split(","), given.weights.split(","))), ends):
+        chain = Chain(MODELS[model], weights)
+        case = {"model": model, "weights": weights}
+        for each in given.geometries.split(","):
+            with chosen(each):
+                for impl in ("programmatic", "alone") if each in ("", "16x2x132") else ("programmatic",):
+                    us = chain.us(target, programmatic=impl == "programmatic")
+                    more = {"geometry": each} if each else {}
+                    measures = {"us": us, "bytes": chain.nbytes, "tbs": chain.nbytes / us / 1e6}
+                    run.add(case | more, impl, **measures)
+                    finite = bool(torch.isfinite(chain.result()).all())
+                    print(case | more, impl, f"{us:.1f} us {chain.nbytes / us / 1e6:.2f} TB/s", finite, flush=True)
+        if floor is not None:
+            us = floor.us(min(chain.nbytes, 2_000_000_000)) * max(1.0, chain.nbytes / 2e9)
+            run.add(case, "floor", us=us, bytes=chain.nbytes, tbs=chain.nbytes / us / 1e6)
+            print(case, "floor", f"{us:.1f} us", flush=True)
+        del chain
+        torch.cuda.empty_cache()
 
 
 OPTIONS = (
     ("--models", {"default": "tinyllama-1.1b,qwen2.5-1.5b,llama-3-8b", "help": "only these, separated by commas"}),
     ("--weights", {"default": ",".join(WEIGHTS), "help": "only these formats"}),
     ("--geometries", {"default": "", "help": "warps x tiles on their way x CTAs, each instead of the table's"}),
+    SECONDS,
     ("--no-floor", {"dest": "floor", "action": "store_false", "help": "leave the read out"}),
 )
 

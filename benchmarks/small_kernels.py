@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -61,8 +61,11 @@ def specs() -> Iterator[tuple[KernelType, int]]:
 def measure(run: Run, spec: KernelType, rows: int, target: str) -> None:
     """One kernel, plain and programmatic."""
     case = {"kernel": spec.slug and f"{spec.kernel_name} {spec.slug}", "rows": rows}
+    sizes = {"rows": rows, **({"position": 0} if "position" in spec.sizes else {})}
+    given = spec.example(np.random.default_rng(0), **sizes)
+    want = spec.reference(**{name: np.array(value) for name, value in given.items()})
     for impl, chosen in both(spec).items():
-        run.add(case, impl, **_timed(chosen, rows, target))
+        run.add(case, impl, **_timed(chosen, rows, target, given, want))
     print(case, {row["impl"]: row.get("us") for row in run.rows if row["case"] == case}, flush=True)
 
 
@@ -71,12 +74,12 @@ def both(spec: KernelType) -> dict[str, KernelType]:
     return {"ptxgen": spec, "programmatic": dataclasses.replace(spec, programmatic=True)}  # type: ignore[type-var]
 
 
-def _timed(spec: KernelType, rows: int, target: str) -> dict[str, float]:
+def _timed(
+    spec: KernelType, rows: int, target: str, given: Mapping[str, Any], want: Mapping[str, Any]
+) -> dict[str, float]:
     """Hot and cold microseconds, the bytes of all inputs and outputs, and the largest error of an output."""
     from benchmarks.timing.gpu import Loaded, download, graph_us, sets_for, upload
 
-    sizes = {"rows": rows, **({"position": 0} if "position" in spec.sizes else {})}
-    given = spec.example(np.random.default_rng(0), **sizes)
     loaded = Loaded(*kernel(spec, target), rows=rows)
 
     caches = {n: upload(v) for n, v in given.items() if n.endswith(("_cache", "_scales"))}
@@ -88,7 +91,6 @@ def _timed(spec: KernelType, rows: int, target: str) -> dict[str, float]:
 
     call, held = bind()
     call()
-    want = spec.reference(**{n: np.array(v) for n, v in given.items()})
     errors = [_error(download(held[n], np.asarray(v)), np.asarray(v)) for n, v in want.items()]
     hot = graph_us([call] * NODES)
     touched = sum(v.nbytes for n, v in given.items() if isinstance(v, np.ndarray) and n not in caches)

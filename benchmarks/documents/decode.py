@@ -70,9 +70,15 @@ def newest() -> list[dict[str, Any]]:
 
 
 def fullest(name: str, first: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Rows of the run that measured most cases of a list; of several `first`, then the last."""
+    """Rows of the run that measured most cases of a list beside a peer, or else most; of several `first`, then the
+    last."""
     every: list[Sequence[Mapping[str, Any]]] = [first, *reversed(runs("decode_attention").values())]
-    return max(every, key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
+
+    def measured(run: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+        found = [times for case, times in by_case(run).items() if case in LISTS[name] and "ptxgen" in times]
+        return sum(best(times) is not None for times in found), len(found)
+
+    return max(every, key=measured)
 
 
 def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -97,7 +103,7 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     heads = ["run", "commit", "read µs", "best peer ÷ ours", "least", "ours ÷ read", "programmatic"]
     yield table(heads, list(history()))
     yield "### Each peer: geometric mean of its time over ours, and share of the read rate\n"
-    yield table(["peer", "cases", "time ÷ ours", "share of the read rate"], list(peers(cases)))
+    yield table(["peer", "cases", "time ÷ ours", "share of the read rate", "run", "commit"], list(every_peer(rows)))
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
         if "why" in row and row["impl"] in NAMES:
@@ -155,20 +161,24 @@ def _cell(times: Times) -> str:
     return f"{shown} / {'–' if peer is None else f'{peer:.1f}'} / {times['floor']:.1f}"
 
 
-def peers(cases: Cases) -> Iterator[list[str]]:
-    """A line a peer, over the cases that it ran."""
-    for name in sorted({name for times in cases.values() for name in times if is_peer(name)}, key=list(NAMES).index):
-        ran = [times for times in cases.values() if name in times]
-        yield [
-            NAMES[name], str(len(ran)), f"{mean([t[name] / t['ptxgen'] for t in ran]):.2f}",
-            f"{mean([t['floor'] / t[name] for t in ran]):.2f}",
-        ]  # fmt: skip
+def every_peer(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """A line a peer, over the cases that it ran: of this run, or of the last whole grid that had it."""
+    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for run in (*whole_grids().values(), rows):
+        found |= dict.fromkeys({row["impl"] for row in run if is_peer(row["impl"]) and "us" in row}, run)
+    for name in sorted(found, key=list(NAMES).index):
+        run = found[name]
+        ran = [times for times in of_grid(run).values() if name in times]
+        over = (mean([t[name] / t["ptxgen"] for t in ran]), mean([t["floor"] / t[name] for t in ran]))
+        yield [NAMES[name], str(len(ran)), *(f"{each:.2f}" for each in over), run[0]["run"], run[0]["commit"]]
 
 
 def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Other caches, batches, pages, head sizes: ours, the best peer, and shares of the read rate."""
-    cases = by_case(rows)
+    own = fullest("types", rows)
+    cases = by_case(own)
     yield "### Other caches, 32/8/128: time, and share of the rate at which the cache can be read (best peer: same)\n"
+    yield from _elsewhere(own, rows)
     lines = []
     for kind in ("f16", "bf16", "e4m3", "s8", "f32"):
         found = [cases.get(Case(*LLAMA, *point, kind)) for point in CACHES]
@@ -181,11 +191,18 @@ def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if lines:
             plain = name in ("odd", "capacities")
             yield f"### {title}\n"
-            if own[0]["run"] != rows[0]["run"]:
-                yield f"From run {own[0]['run']}, commit {own[0]['commit']}, which measured most of these cases.\n"
+            yield from _elsewhere(own, rows)
             yield table(["case", "ours (best peer)", "batch-invariant"][: 2 if plain else 3],
                         [line[: 2 if plain else 3] for line in lines])  # fmt: skip
-    yield from invariance(cases)
+    yield from invariance(by_case(rows))
+
+
+def _elsewhere(own: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Says that a table is of another run."""
+    if own[0]["run"] != rows[0]["run"]:
+        yield (
+            f"From run {own[0]['run']}, commit {own[0]['commit']}, which measured most of these cases beside a peer.\n"
+        )
 
 
 def invariance(cases: Cases) -> Iterator[str]:

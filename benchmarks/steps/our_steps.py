@@ -30,7 +30,7 @@ FIRST = (
 MORE = (("llama-3-8b", "e4m3"), ("llama-3-8b", "int4-128"), ("llama-3-8b", "q8_0"))
 DEPTHS = {1: (0, 128, 4096), 2: (512,), 4: (512,), 8: (512, 4096), 32: (512, 4096)}  # of ours by batch
 MAX_LEN = 4096 + 512
-STEPS = 32  # launches back to back
+STEPS = 16  # launches back to back
 REPEATS = 5
 FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 

@@ -28,6 +28,7 @@ Items = list[Instruction | Label]
 
 # Bytes of an access that the type does not tell (PTX ISA, "ldmatrix", "mbarrier"); a bulk copy's ends are 16-aligned.
 _FIXED = {"ldmatrix": 16, "stmatrix": 16, "mbarrier": 8}
+_BULK_BELL = 3  # the operand of a bulk copy that is its mbarrier
 _TYPED = frozenset({"ld", "ldu", "st", "atom", "red"})
 
 
@@ -52,9 +53,11 @@ def wild_accesses(items: Items, variables: Mapping[str, Variable]) -> Iterator[F
     for item in items:
         if type(item) is not Instruction:
             continue
-        for operand in item.operands:
+        for position, operand in enumerate(item.operands):
             if type(operand) is Address and (operand.offset or type(operand.base) is Symbol):
                 size = access_bytes(item.opcode) or _copied(item)
+                if position == _BULK_BELL and item.opcode.startswith("cp.async.bulk"):
+                    size = min(size, _FIXED["mbarrier"])
                 what = _wild(operand, size, variables) if size else None
                 if what:
                     yield item.line, f"{item.opcode}: {what}"

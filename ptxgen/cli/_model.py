@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
-from ptxgen.cli._given import a_path
+from ptxgen.cli._given import a_path, goes_with
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
@@ -73,6 +73,8 @@ def asked(
         raise click.UsageError(TARGET_NEEDED)
     if kv_dtype is not None:
         check_kv_dtype(kv_dtype)
+    if page_layout != "hnd" and not page_size:
+        goes_with("--page-size", "page_layout")
     form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
     if weights is None:
         shape = load_config(config, max_len, strict=strict, kv_dtype=kv_dtype)

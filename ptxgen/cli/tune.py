@@ -203,7 +203,9 @@ def _open(name: str | None) -> Device:
         opened: Device = open_device(name or "cuda")
     except CudaError as missing:
         reason = str(missing).splitlines()[0]
-        raise CudaError(f"tune: needs a GPU to measure on, and there is none to use ({reason})") from None
+        raise CudaError(
+            f"tune: needs a GPU to measure on, and there is none to use ({reason}); --dry-run with --target needs none"
+        ) from None
     return opened
 
 

@@ -50,8 +50,8 @@ class DigitGemm(Weighted):
     nor on their order. sm_90.
     With weights in bf16 x is bf16 digits `[ceil(rows / 8), units of 64 columns, elements of a unit]`
     (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one, to which x
-    is rounded (2e-3). `packed_out`: out is so, too, `[ceil(rows / 8), n / 64, 512]`, with zeros for tokens of a tile
-    from n_rows on.
+    is rounded (2e-3). `packed_out`: out is so, too, `[ceil(rows / 8), n / 64, elements of a unit]`, with zeros for
+    tokens of a tile from n_rows on.
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k
     (`DigitGemm.best` has both). `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x)
@@ -89,6 +89,7 @@ class DigitGemm(Weighted):
         dict(n=16, k=256, activation="silu", gated=True),
         dict(n=36, k=512, weights="bf16", bias=True, split=2),
         dict(n=64, k=256, weights="bf16", activation="silu", gated=True, precision="fast", packed_out=True),
+        dict(n=64, k=256, weights="bf16", packed_out=True, indirect=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -133,8 +134,8 @@ class DigitGemm(Weighted):
     def _rules_of_packing(self) -> Iterator[str]:
         """Of results that are packed."""
         yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
-        if self.precision != "fast":
-            yield f"packed_out: is for one bf16 number (got precision={self.precision!r}; nearest: packed_out=False)"
+        if not self.halves:
+            yield f"packed_out: needs weights in bf16 (got weights={self.weights!r}; nearest: packed_out=False)"
         if self.residual:
             yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
 

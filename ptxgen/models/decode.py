@@ -207,9 +207,9 @@ class _Step(AttentionOfStep):
         return self.halves(kinds[:2], weights, self.model.dim, normed=True)
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
-        """Whether it leaves its results so for that of down, as one number each."""
-        hidden, rounded = self.model.hidden, self._rounding == "fast"
-        takes = rounded and self.halves(kinds[2:], hidden * self.model.dim, hidden, normed=False)
+        """Whether it leaves its results so for that of down."""
+        hidden = self.model.hidden
+        takes = self.halves(kinds[2:], hidden * self.model.dim, hidden, normed=False)
         return takes and self._gates_halves(kinds)
 
     def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:

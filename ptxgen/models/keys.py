@@ -179,7 +179,8 @@ WHOLE = frozenset(
         "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step",
         "mlp_only_layers", "norm_topk_prob", "n_shared_experts", "moe_layers", "interleave_moe_layer_step",
         "intermediate_size_mlp", "swiglu_alpha", "swiglu_limit", "experts_per_token", "dim_model_base",
-        "num_ln_in_parallel_attn", "ffn_hidden_size", "activation", "apply_residual_connection_post_layernorm",
+        "num_ln_in_parallel_attn", "ff_factor", "ffn_hidden_size", "activation",
+        "apply_residual_connection_post_layernorm",
         "vocab_size_per_layer_input", "altup_active_idx", "altup_coef_clip", "altup_correct_scale", "laurel_rank",
         "activation_sparsity_pattern", "use_parallel_block", "use_parallel_embedding", "use_gated_activation",
         "use_embedding_sharing", "num_nextn_predict_layers", "mlp_type", "post_attention_layernorm",
@@ -196,6 +197,7 @@ WITHOUT_EFFECT = frozenset(
         "unsloth_fixed", "model_name", "base_model_name", "language", "license",
         # training
         "initializer_range", "initializer_factor", "attention_dropout", "attention_probs_dropout_prob",
+        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
         "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embedding_dropout",
         "residual_dropout", "residual_dropout_prob", "classifier_dropout", "pretraining_tp", "router_aux_loss_coef",
         "router_jitter_noise", "input_jitter_noise", "output_router_logits", "aux_loss_alpha", "z_loss_coefficient",

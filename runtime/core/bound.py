@@ -129,9 +129,10 @@ class BoundKernel:
     def update(self, **values: object) -> BoundKernel:
         """Give arguments other values, checked as in `bind`; takes effect at the next launch. All or nothing."""
         packed = [self._pack(name, value) for name, value in values.items()]
-        changed = {index: buffers for index, _, buffers in packed}
-        if any(changed.values()) and self._check is not None:
-            self._check({**self._arguments.keep, **changed})
+        keep, changed = self._arguments.keep, {index: buffers for index, _, buffers in packed}
+        others = any(buffers and buffers != keep.get(index) for index, buffers in changed.items())
+        if others and self._check is not None:  # those that were bound before have been compared
+            self._check({**keep, **changed})
         self.store(packed)
         return self
 

@@ -38,14 +38,14 @@ class Argument:
         """From its text; `SpecError` says what the text must be."""
         found = _TEXT.fullmatch(text.strip())
         if found is None:
-            raise SpecError(f"argument: must be {FORM} (got {brief(text)})")
+            raise SpecError(f"--arg: must be {FORM} (got {brief(text)})")
         kind = re.sub(r"^i(?=\d)", "s", found["type"])  # Triton's and LLVM's notation
         if kind not in DTYPES:
-            raise SpecError(f"argument: the type must be one of {', '.join(DTYPES)} (got {found['type']})")
+            raise SpecError(f"--arg: the type must be one of {', '.join(DTYPES)} (got {found['type']})")
         shape = None if found["shape"] is None else tuple(int(n) for n in found["shape"].split("x"))
         made = cls(DTYPES[kind], shape, found["fill"] or "")
         if shape is not None and not 0 < math.prod(shape) * made.kind.bytes <= _MOST_BYTES:
-            raise SpecError(f"argument: a buffer must have 1 byte to {_MOST_BYTES:,} (got {brief(text)})")
+            raise SpecError(f"--arg: a buffer must have 1 byte to {_MOST_BYTES:,} (got {brief(text)})")
         if shape is None or made.fill not in ("index", "random", ""):
             _number(text, made.fill)
         return made
@@ -76,9 +76,14 @@ def from_arrays(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> list[
     """The arrays of a file, by the names of an entry's parameters, else in the file's order; those without a dimension
     are scalars. `SpecError` where their number is another."""
     if len(arrays) != len(names):
-        raise SpecError(f"takes {len(names)} arguments ({', '.join(names) or 'none'}); the file has {len(arrays)}")
+        raise SpecError(f"takes {counted(names)}; the file has {len(arrays)}")
     ordered = [arrays[name] for name in names] if set(names) == set(arrays) else list(arrays.values())
     return [array[()] if array.ndim == 0 else array for array in ordered]
+
+
+def counted(names: Sequence[str]) -> str:
+    """The arguments of an entry, as a sentence says them: `2 arguments (x, out)`."""
+    return f"{len(names)} argument{'' if len(names) == 1 else 's'} ({', '.join(names) or 'none'})"
 
 
 def _is_number(text: str) -> bool:
@@ -91,7 +96,7 @@ def _is_number(text: str) -> bool:
 
 def _number(text: str, fill: str) -> float | int:
     if not _is_number(fill):
-        raise SpecError(f"argument: must be {FORM} (got {brief(text)})")
+        raise SpecError(f"--arg: must be {FORM} (got {brief(text)})")
     try:
         return int(fill, 0)
     except ValueError:
@@ -105,5 +110,5 @@ def _cast(fill: str, kind: np.dtype) -> np.generic:
             np.array([_number(fill, fill)], kind)  # raises where it does not fit
         made: np.generic = np.array([_number(fill, fill)]).astype(kind)[0]
     except (OverflowError, ValueError, TypeError):
-        raise SpecError(f"argument: {kind.name} has no value {fill}") from None
+        raise SpecError(f"--arg: {kind.name} has no value {fill}") from None
     return made

@@ -22,7 +22,7 @@ from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.module import Entry, Module
 from ptxgen.runtime.cpu.compile.entry import Entry as Described
 from ptxgen.runtime.cpu.device import CpuDevice, CpuFunction
-from ptxgen.runtime.tools.arguments import Argument
+from ptxgen.runtime.tools.arguments import Argument, counted
 
 DIFFERENT = "results differ"
 Given = Argument | np.ndarray | np.generic | bytes | int
@@ -170,6 +170,9 @@ def one_run(
         entry = (module or device.module(launch.text, launch.name))[name]
     rng = np.random.default_rng(launch.data_seed)
     given = [_on_device(value, device, rng) for value in launch.arguments]
+    names = [param[0] for param in _described(entry).params]
+    if len(given) != len(names):
+        raise SpecError(f"{name}: takes {counted(names)} (got {len(given)})")
     bound = entry.bind(launch.grid, block, given, launch.shared, launch.cluster)
     found: tuple[Any, ...] = ()
     begun = time.perf_counter()
@@ -181,7 +184,6 @@ def one_run(
             found = error.findings
     seconds = time.perf_counter() - begun
     notes = tuple(one.message.args[0] for one in noted if isinstance(one.message, ExecutionNote))
-    names = [param[0] for param in _described(entry).params]
     results = {names[n]: value.numpy() for n, value in enumerate(given) if isinstance(value, Buffer)}
     return name, Run(device.mode, seed, tuple(found), notes, results, seconds)
 

@@ -276,6 +276,7 @@ def test_lint_follows_the_mark_through_mul_wide() -> None:
     assert linted(f"{wide} st.global.f32 [%rd4], %f1;") == []
 
 
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 WILD = {
     "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+4];": "an offset must be a multiple of 16, the bytes of the access",
     "ld.global.v2.f32 {%f2, %f3}, [%rd1+-4];": "a multiple of 8, the bytes of the access (got [%rd1+-4])",
@@ -289,6 +290,8 @@ WILD = {
     "cp.async.cg.shared.global [tile], [%rd1+8], 16;": "a multiple of 16",
     "cp.async.ca.shared.global [tile+4], [%rd1+8], 8;": "a multiple of 8, the bytes of the access (got [tile+4])",
     "cp.async.bulk.global.shared::cta.bulk_group [%rd1+8], [tile], 64;": "a multiple of 16",
+    f"{BULK} [tile+8], [%rd1], 64, [tile+128];": "a multiple of 16, the bytes of the access (got [tile+8])",
+    f"{BULK} [tile], [%rd1], 64, [tile+132];": "a multiple of 8, the bytes of the access (got [tile+132])",
 }
 TAME = [
     "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+16];",
@@ -296,6 +299,7 @@ TAME = [
     "ld.global.b8 %h1, [table+63];",
     "cp.async.ca.shared.global [tile+4], [%rd1+8], 4;",
     "red.global.add.u32 [%rd1+4], 1;",
+    f"{BULK} [tile], [%rd1], 64, [tile+136];",
 ]
 
 

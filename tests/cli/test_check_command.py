@@ -86,7 +86,7 @@ def test_json_and_sarif_have_the_parts_of_a_finding(ptx, capsys, tmp_path):
         (["--block", "64", "--arg", "u32[64]=x"], "must be TYPE=NUMBER"),
         (["--block", "64", "--arg", "q32[64]"], "the type must be one of"),
         (["--block", "64", "--arg", "u8[64]=300"], "uint8 has no value 300"),
-        (["--block", "64"], "takes 1 arguments (got 0)"),
+        (["--block", "64"], "takes 1 argument (p0) (got 0)"),
         (["--block", "64", "--entry", "q", "--arg", "u32[64]"], "has no entry 'q'"),
         (["--block", "x"], "must be N, NxN or NxNxN"),
     ],
@@ -104,7 +104,7 @@ def test_arrays_of_a_file_are_arguments(ptx, capsys, tmp_path):
     assert invoke(["check", file, "--block", "64", "--seeds", "0", "--args", str(tmp_path / "args.npz")]) == 0
     np.savez(tmp_path / "args.npz", p0=np.zeros(64, np.uint32), p1=np.uint32(3))
     assert invoke(["check", file, "--block", "64", "--args", str(tmp_path / "args.npz")]) == 2
-    assert "takes 1 arguments (p0); the file has 2" in capsys.readouterr().err
+    assert "takes 1 argument (p0); the file has 2" in capsys.readouterr().err
 
 
 def test_arguments_in_words():

@@ -146,7 +146,7 @@ def test_pages_rings_and_the_memory_of_batches_are_said(tmp_path: Path) -> None:
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ["--config", str(CONFIGS / "tinyllama-1.1b.json"), "--target", "sm_80", "-o", str(tmp_path / "new")]
     assert invoke(["export", *config, "--layout", "nhd"]) == 2
-    assert "page_layout: needs a page_size (got 'nhd')" in capsys.readouterr().err
+    assert "--layout: goes with --page-size" in capsys.readouterr().err
     assert invoke(["generate", *config, "--page-size", "20"]) == 2
     assert "page_size: must be a multiple of 16" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -20,6 +20,7 @@ from tests.support.digit_products import assert_same_bits_among_others
 from tests.support.marks import needs_assembler
 
 EXACT = 1e-6
+DIGIT = 1e-5  # of digits one by one: the smaller ones are others where sums differ in their last bit
 WHERE = "sm_90"
 PRODUCTS: tuple[dict[str, Any], ...] = (
     {"n": 14336, "k": 4096, "gated": True, "activation": "silu"},
@@ -30,7 +31,7 @@ PRODUCTS: tuple[dict[str, Any], ...] = (
 
 
 def tried(spec: DigitGemm | PackDigits, mode: str, rows: int, **more: Any) -> Any:
-    return trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, limit=EXACT, **more).require()
+    return trial(spec, CpuDevice(mode=mode), target=WHERE, rows=rows, **{"limit": EXACT, **more}).require()
 
 
 def halves(**fields: Any) -> DigitGemm:
@@ -94,6 +95,7 @@ def test_other_geometries(mode: str, shape: Shape, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(
     ("rows", "fields"),
     [
@@ -103,8 +105,16 @@ def test_other_geometries(mode: str, shape: Shape, monkeypatch: pytest.MonkeyPat
     ],
     ids=str,
 )
-def test_results_are_packed_for_the_next_product(mode: str, rows: int, fields: dict[str, Any]) -> None:
-    tried(halves(precision="fast", packed_out=True, **fields), mode, rows)
+def test_results_are_packed_for_the_next_product(mode: str, precision: str, rows: int, fields: dict[str, Any]) -> None:
+    packed = halves(precision=precision, packed_out=True, **fields)
+    tried(packed, mode, rows, limit=DIGIT)
+
+
+def test_exact_results_are_digits_of_the_rows_that_are_not_packed() -> None:
+    fields = {"n": 192, "k": 512, "gated": True, "activation": "silu", "split": 2}
+    packed = tried(halves(packed_out=True, **fields), "fast", 7, limit=DIGIT).outputs["out"]
+    rows = tried(halves(**fields), "fast", 7).outputs["out"]
+    assert (layout.unpack(packed, 7, 192, 3) == rows).all()
 
 
 def test_no_row_is_a_size_as_others() -> None:
@@ -147,7 +157,6 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         ({"n": 40, "k": 256, "tokens": 16}, r"tokens: with weights in bf16 they are 8 \(got 16"),
         ({"n": 40, "k": 1280, "split": 8}, r"split: must divide the 20 tiles of k \(got 8"),
         ({"n": 40, "k": 256, "packed_out": True, "precision": "fast"}, r"n: must be a multiple of 64"),
-        ({"n": 64, "k": 256, "packed_out": True}, r"packed_out: is for one bf16 number \(got precision='exact'"),
         ({"n": 64, "k": 256, "packed_out": True, "precision": "fast", "residual": True}, r"residual: a packed result"),
         ({"n": 64, "k": 256, "precision": "e4m3"}, r"precision: must be one of exact, fast"),
         ({"n": 64, "k": 1 << 17}, r"tokens: as many of 131072 inputs do not fit"),
@@ -159,6 +168,17 @@ def test_mistakes(fields: dict[str, Any], reason: str) -> None:
         halves(**fields)
     with pytest.raises(SpecError, match=r"precision: q4_k is exact"):
         DigitGemm(64, 256, precision="fast")
+    with pytest.raises(SpecError, match=r"packed_out: needs weights in bf16 \(got weights='q4_k'"):
+        DigitGemm(64, 256, packed_out=True)
+
+
+def test_rounded_tokens_of_few_columns_have_fewer_tiles_on_their_way() -> None:
+    found = {
+        (precision, k): halves(n=8960, k=k, precision=precision).runs.stages
+        for precision in ("exact", "fast")
+        for k in (1536, 2048)
+    }
+    assert found == {("exact", 1536): 5, ("exact", 2048): 5, ("fast", 1536): 4, ("fast", 2048): 5}
 
 
 @needs_assembler

@@ -125,7 +125,8 @@ def copy_sources(source: Path) -> None:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def test_a_wheel_of_a_checkout_that_lost_its_links_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", ["build_wheel", "build_sdist"])
+def test_what_is_built_of_a_checkout_that_lost_its_links_is_refused(build: str, tmp_path: Path) -> None:
     """Gone, as in an archive without links, or files, as git writes them on Windows."""
     pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel")
     source, out = tmp_path / "source", tmp_path / "out"
@@ -135,7 +136,8 @@ def test_a_wheel_of_a_checkout_that_lost_its_links_is_refused(tmp_path: Path) ->
     (source / "ptxgen" / "runtime").unlink()
     (source / "ptxgen" / "templates").unlink()
     (source / "ptxgen" / "templates").write_text("../templates")
-    done = subprocess.run([sys.executable, "-c", BUILD.format(str(out))], cwd=source, capture_output=True, text=True)
+    program = BUILD.format(str(out)).replace("build_wheel", build)
+    done = subprocess.run([sys.executable, "-c", program], cwd=source, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("ptxgen: ptxgen/runtime and ptxgen/templates must be links to ../runtime")
     assert done.stderr.count("\n") == 1

@@ -183,6 +183,19 @@ def test_what_is_written_shares_no_byte_with_another_argument():
     launch.update(**{written: at(written, 2048)})
 
 
+def test_an_update_compares_what_was_not_bound_before(monkeypatch):
+    kernel, compared = DEVICE.load(ArgMax(64)), []
+    given = {p.name: DEVICE.zeros(tuple(e if isinstance(e, int) else 2 for e in p.shape), p.dtype)
+             for p in kernel.params if p.access != "workspace"}  # fmt: skip
+    launch = kernel.bind(**given)
+    monkeypatch.setattr("ptxgen.runtime.core.kernel.check_overlaps", lambda *found: compared.append(found))
+    launch.update(**given)
+    assert not compared
+    name, buffer = next(iter(given.items()))
+    launch.update(**{name: buffer.view(buffer.shape, buffer.dtype)})
+    assert len(compared) == 1
+
+
 F32 = dtype("f32")
 THREE = (buffer("x", F32, "n"), buffer("y", F32, "n", access="out"), buffer("z", F32, "n"))
 

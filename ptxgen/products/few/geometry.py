@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 FORMATS = ("bf16",)
-SHAPE = Shape(16, 4)
+SHAPE = Shape(16, 5)
+SHORT, OF_SHORT = 2048, Shape(16, 4)  # of rounded tokens of fewer columns
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,13 @@ class FewRuns(TokenRuns):
 def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int) -> FewRuns:
     """The geometry with so many CTAs along k, whose tiles they divide: at most the warps and stages that have a
     tile."""
+    shape = OF_SHORT if precision == "fast" and k < SHORT else SHAPE
     tiles, turns = kind.tiles(k) // split, 1
     while True:
         clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
-        warps = min(SHAPE.warps, most_tiles)
-        stages = min(SHAPE.stages, -(-most_tiles // warps))
+        warps = min(shape.warps, most_tiles)
+        stages = min(shape.stages, -(-most_tiles // warps))
         digits = layout.DIGITS[precision]
         runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, digits)
         if runs.fits or clusters == units:

@@ -368,6 +368,33 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
         assert found == dict.fromkeys(range(3), want)
 
 
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_few_sequences_as_bf16_digits(mode: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 3 sequences, of whose products all but that of the heads' outputs read digits: exact ones have the
+    float64 model's tokens, logits of fast ones are near to exact ones'."""
+    monkeypatch.setattr("ptxgen.models.products.LARGE", 0)
+    monkeypatch.setattr("ptxgen.models.products.HALVES_FROM_WEIGHTS", {"exact": 0, "fast": 0})
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+    model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
+    batch = model.batch(slots=3)
+    batch.cache.zero()  # rows past a length are loaded early
+    kinds = {op.role: op.spec.kernel_name for op in batch._step.program.ops}
+    assert {kinds[role] for role in ("qkv", "gate_up", "down_proj", "lm_head")} == {"digit_gemm"}
+    assert "down_proj.digits" not in kinds
+    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
+    slots = [batch.join(PROMPT) for _ in range(3)]
+    found = {slot: [token] for slot, token in slots}
+    for _ in range(N_TOKENS - 1):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    if precision == "exact":
+        assert found == dict.fromkeys(range(3), want)
+    else:
+        assert [tokens[0] for tokens in found.values()] == want[:1] * 3
+
+
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)
