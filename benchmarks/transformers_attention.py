@@ -1,13 +1,14 @@
 """Tokens per second of a transformers model with our attention beside torch's, of the shape of Llama 3.2 1B in bf16.
 
-python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--depth 512] [--profile 512x8]  needs a GPU
+python -m benchmarks.transformers_attention [--seconds 115] [--kind prompt] [--depth 512] [--profile 512x8]  needs a GPU
 python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
-the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation. "in place": the same
-over a `growing_cache` of ours, of all implementations. "prompt": a whole prompt at once, up to 2^20 tokens. Of each
-case all implementations run in the same process, in turns; "ours / best" is the median of the turns' own quotients (of
-runs of before November 24, 2026: the quotient of medians, each implementation's measurements one after the other).
+the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation; lengths come again, as
+they do in a process that has served others. "new lengths": the same at lengths that no step before it had. "in place":
+as "eager", over a `growing_cache` of ours, of all implementations, behind the step in which it moves. "prompt": a whole
+prompt at once, up to 2^20 tokens. Of each case all implementations run in the same process, in turns; "ours / best" is
+the median of the turns' own quotients, and the range from their first to their third quartile.
 
 | impl | is |
 | --- | --- |
@@ -30,16 +31,16 @@ from typing import Any
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.report.schedule import Task, work_off
+from benchmarks.timing.turns import LONG_ROUND, Ahead, ahead, alternated
 
 DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
 IMPLS = ("ptxgen", "sdpa", "fa2")
 STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
-LONGEST = 0.08
-LEAST, MOST = 2, 12  # rounds of a case
-LONG = {"graph": 0.6, "eager": 2.0, "in place": 1.0, "prompt": 2.0}  # seconds after which no two more are begun
+LONGEST = 0.04
+LONG = {"graph": 0.5, "eager": 1.5, "new lengths": 1.5, "in place": 1.5, "prompt": 1.0}  # seconds of a case, about
+SHORT_ONLY = ("new lengths",)  # kinds that are measured at the least depth alone
 MANY_TOKENS = 1 << 17  # a prompt of so many is warmed up with SHORT positions of it, a shorter one with all
 SHORT = 512
-LONG_TURN = 10.0  # seconds: where one turn of all implementations takes longer, the second turn is left out
 RATE = 1e5  # tokens of a prompt a second, about, by which the time of a case is estimated
 ROOM = 64  # positions behind the depth
 DEVICE = "cuda"
@@ -120,8 +121,12 @@ def graph(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[
         yield captured.replay, rewind
 
 
-def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place: bool = False) -> Iterator[Ready]:
-    """A step over a cache that grows, by copying or in place; all over one, which begins anew before a measurement."""
+def eager(
+    model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place: bool = False, anew: bool = True
+) -> Iterator[Ready]:  # fmt: skip
+    """A step over a cache that grows, by copying or in place; all over one, which begins anew before a measurement, or
+    goes on behind where others ended. In place, that has moved behind a first step, which it does once in an eighth of
+    the depth."""
     import torch
     from transformers import DynamicCache
 
@@ -129,7 +134,7 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place:
 
     fa2.keys = 0  # type: ignore[attr-defined]
     config = model.config
-    shape = (batch, config.num_key_value_heads, depth, config.head_dim)
+    shape = (batch, config.num_key_value_heads, depth if anew else depth + ROOM, config.head_dim)
     token = torch.full((batch, 1), 7, device=DEVICE)
     cache = growing_cache(config) if in_place else DynamicCache(config=config)
     for layer in range(config.num_hidden_layers):
@@ -138,11 +143,14 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int, *, in_place:
 
     def rewind(impl: str) -> None:
         model.set_attn_implementation(impl)
-        for layer, (keys, values) in zip(cache.layers, first, strict=True):
+        for layer, (keys, values) in zip(cache.layers, first, strict=True) if anew else ():
             layer.keys, layer.values = keys, values
+        if in_place:
+            step()
 
+    step = partial(model, token, past_key_values=cache, logits_to_keep=1)
     for impl in impls:
-        yield partial(model, token, past_key_values=cache, logits_to_keep=1), partial(rewind, impl)
+        yield step, partial(rewind, impl)
 
 
 def prompt(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
@@ -181,32 +189,6 @@ def timer(step: Callable[[], object], rewind: Callable[[], object], *, once: boo
     return partial(measured, max(1, min(STEPS, int(LONGEST / each))))
 
 
-def alternated(timers: Mapping[str, Callable[[], float]], long: float) -> dict[str, list[float]]:
-    """Seconds of each, a number a round. In a round all are measured one after the other, in every second round the
-    other way about, so that a clock that rises or falls meets all of them. After `long` seconds no two more begin."""
-    found: dict[str, list[float]] = {impl: [] for impl in timers}
-    began = time.perf_counter()
-    for number in range(0, MOST, 2):
-        if number >= LEAST and time.perf_counter() - began > long:
-            break
-        for impl, measured in timers.items():
-            found[impl].append(measured())
-        if time.perf_counter() - began > LONG_TURN:
-            break
-        for impl, measured in reversed(tuple(timers.items())):
-            found[impl].append(measured())
-    return found
-
-
-def ahead(found: Mapping[str, Sequence[float]]) -> float | None:
-    """How many times as fast as the best of the others ours is: the median of the rounds' own quotients."""
-    others = [impl for impl in IMPLS[1:] if impl in found]
-    if not others or IMPLS[0] not in found:
-        return None
-    best = min(others, key=lambda impl: statistics.median(found[impl]))
-    return statistics.median(a / b for a, b in zip(found[best], found[IMPLS[0]], strict=True))
-
-
 def profiled(model: Any, depth: int, batch: int) -> None:
     """Print the device time of a prompt by kernel, of ours and of sdpa."""
     import torch
@@ -226,6 +208,7 @@ def profiled(model: Any, depth: int, batch: int) -> None:
 KINDS: dict[str, Callable[[Any, Sequence[str], int, int], Iterator[Ready]]] = {
     "graph": graph,
     "eager": eager,
+    "new lengths": partial(eager, anew=False),
     "in place": partial(eager, in_place=True),
     "prompt": prompt,
 }
@@ -244,6 +227,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
             profiled(model, *(int(part) for part in size.split("x")))
     sizes = sorted(((depth, batch) for depth in given.depth or DEPTHS for batch in BATCHES), key=math.prod)
     cases = [(kind, *size) for kind in given.kind or KINDS for size in sizes]
+    cases = [case for case in cases if case[0] not in SHORT_ONLY or case[1] == min(given.depth or DEPTHS)]
     tasks = []
     for kind, depth, batch in cases:
 
@@ -255,9 +239,10 @@ def measure(run: Run, given: argparse.Namespace) -> None:
                 once = kind == "prompt" and tokens >= MANY_TOKENS
                 timers = {impl: timer(*of, once=once) for impl, of in zip(IMPLS, ready, strict=True)}
                 found = alternated(timers, LONG[kind])
+            of = ahead(found, IMPLS[0], IMPLS[1:])
             for impl, seconds in found.items():
                 middle = statistics.median(seconds)
-                more = {} if impl != IMPLS[0] else {"ahead": ahead(found) or 0.0}
+                more = {} if impl != IMPLS[0] or of is None else scatter(of)
                 row = run.add(case, impl, us=middle * 1e6, tokens_per_s=tokens / middle, **more)
                 print(case, impl, row["us"], "us", row["tokens_per_s"], "tokens/s", flush=True)
             torch.cuda.empty_cache()
@@ -270,7 +255,12 @@ def measure(run: Run, given: argparse.Namespace) -> None:
 def tokens_read(depth: int, batch: int) -> int:
     """Of a prompt in all, by one implementation."""
     tokens = depth * batch
-    return tokens * (3 if tokens < MANY_TOKENS else 2 if tokens * len(IMPLS) / RATE < LONG_TURN else 1)
+    return tokens * (3 if tokens < MANY_TOKENS else 2 if tokens * len(IMPLS) / RATE < LONG_ROUND else 1)
+
+
+def scatter(of: Ahead) -> dict[str, float]:
+    """The measures of a row that say how far ahead it is."""
+    return {"ahead": of.middle, "ahead_low": of.low, "ahead_high": of.high, "rounds": of.rounds}
 
 
 def rates(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:
@@ -280,6 +270,13 @@ def rates(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, 
         if "tokens_per_s" in row:
             found.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["tokens_per_s"]
     return found
+
+
+def spreads(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, float]]:
+    """The quartiles of the turns' quotients by case, where there were turns."""
+    return {
+        tuple(row["case"].values()): (row["ahead_low"], row["ahead_high"]) for row in rows if row.get("rounds", 0) > 1
+    }
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], float]:
@@ -293,18 +290,20 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line a case: tokens per second of each, and ours over the best of the others."""
+    """A line a case: tokens per second of each, and ours over the best of the others, with quartiles."""
     lines = [f"| kind | depth | batch | {' | '.join(IMPLS)} | ours / best |", "| --- " * (len(IMPLS) + 4) + "|"]
-    ahead = ratios(rows)
+    middle, quartiles = ratios(rows), spreads(rows)
     for case, of in rates(rows).items():
         shown = [f"{of[impl]:,.0f}" if impl in of else "–" for impl in IMPLS]
-        ratio = f"{ahead[case]:.3f}" if case in ahead else "–"
+        ratio = f"{middle[case]:.3f}" if case in middle else "–"
+        if case in quartiles:
+            ratio += " ({:.3f} to {:.3f})".format(*quartiles[case])
         lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(shown)} | {ratio} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    seconds = {"type": float, "default": 90.0, "help": "begin nothing that would not end by then (default: 90)"}
+    seconds = {"type": float, "default": 115.0, "help": "begin nothing that would not end by then (default: 115)"}
     kinds = {"action": "append", "choices": list(KINDS), "help": "only these (default: all)"}
     depths = {"action": "append", "type": int, "choices": DEPTHS, "help": "only these (default: all)"}
     profile = {"action": "append", "default": [], "metavar": "DEPTHxBATCH", "help": "also print a prompt's kernels"}

@@ -256,8 +256,8 @@ class _Prepared:
 
 def _is_capturing(index: int) -> bool:
     """Whether the current stream of a device is being captured; torch answers for the current device alone."""
-    if torch.cuda.current_device() == index:
-        return bool(torch.cuda.is_current_stream_capturing())
+    if torch._C._cuda_getDevice() == index:  # without torch.cuda's check that CUDA is initialised: tensors are there
+        return bool(torch._C._cuda_isCurrentStreamCapturing())
     with torch.cuda.device(index):
         return bool(torch.cuda.is_current_stream_capturing())
 

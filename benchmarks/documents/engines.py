@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.report.rows import runs
+from benchmarks import growing_attention
+from benchmarks.report.rows import RESULTS, load, runs
 from benchmarks.report.selection import commit_of
-from benchmarks.transformers_attention import BATCHES, DEPTHS, IMPLS, ratios, table
+from benchmarks.transformers_attention import BATCHES, DEPTHS, IMPLS, ratios, spreads, table
 
 MARKS = ("<!-- transformers: written by python -m benchmarks.performance -->", "<!-- end of transformers -->")
 KINDS = {
     "graph": "steps in a graph",
     "eager": "steps over a cache that grows",
+    "new lengths": "the same at lengths that were not there before",
     "in place": "steps over a cache that grows in place",
     "prompt": "prompts",
 }
@@ -56,10 +58,11 @@ def _lines() -> Iterator[str]:
         f"Tokens per second on an {rows[0]['device']} of a model of the shape of Llama 3.2 1B in bf16 with random "
         f"weights, torch 2.11, transformers 5.17 (`python -m benchmarks.transformers_attention`), all in one process "
         f'and in turns. {commit_of(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
-        'step over a cache that grows, as it is; "in place": the same over a `growing_cache`, of all; "prompt": a '
-        'whole prompt. "fa2" is torch\'s FlashAttention 2 without a mask, told by the host how many keys count, '
-        "which transformers does not do for static caches. "
-        '"ours / best" is the median of the turns\' own quotients.\n'
+        'step over a cache that grows, as it is, of lengths that come again; "new lengths": of lengths that no step '
+        'before it had; "in place": as "eager", over a `growing_cache`, of all; "prompt": a whole prompt. "fa2" is '
+        "torch's FlashAttention 2 without a mask, told by the host how many keys count, which transformers does not do "
+        "for static caches. "
+        '"ours / best" is the median of the turns\' own quotients, in brackets their first and third quartile.\n'
     )
     yield table(rows) + "\n"
     for kind, said in KINDS.items():
@@ -70,4 +73,25 @@ def _lines() -> Iterator[str]:
                 f"- {said}: {of[least]:.3f} of the best ({least[1]} × {least[0]} positions) to {of[most]:.3f} "
                 f"({most[1]} × {most[0]})"
             )
+    if scattered := spreads(rows):
+        yield f"- {_slower({case: high for case, (_, high) in scattered.items()})}"
     yield ""
+    if (RESULTS / "growing_attention.jsonl").is_file():
+        yield from _layer(load("growing_attention"))
+
+
+def _slower(highs: dict[tuple[Any, ...], float]) -> str:
+    """Which cases are slower beyond their scatter, in a sentence."""
+    slower = [f"{kind} {batch} × {depth}" for (kind, depth, batch), high in highs.items() if high < 1]
+    if not slower:
+        return "slower than the best in three turns of four: none"
+    return f"slower than the best in three turns of four: {', '.join(slower)}"
+
+
+def _layer(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield (
+        "Attention of one layer over a cache that grows, in µs: behind a kernel that has copied keys and values, as a "
+        f"`DynamicCache` does, and behind itself (`python -m benchmarks.growing_attention`, {rows[0]['device']}). "
+        f'{commit_of(rows)} "other rows": ours without the rows of the tuning table that are for caches which grow.\n'
+    )
+    yield growing_attention.table(rows) + "\n"

@@ -28,7 +28,7 @@ Items = list[Instruction | Label]
 
 # Bytes of an access that the type does not tell (PTX ISA, "ldmatrix", "mbarrier"); a bulk copy's ends are 16-aligned.
 _FIXED = {"ldmatrix": 16, "stmatrix": 16, "mbarrier": 8}
-_BULK_BELL = 3  # the operand of a bulk copy that is its mbarrier
+_BULK_BELL = 3  # the operand of a bulk copy or reduction that is its mbarrier
 _TYPED = frozenset({"ld", "ldu", "st", "atom", "red"})
 
 
@@ -56,7 +56,7 @@ def wild_accesses(items: Items, variables: Mapping[str, Variable]) -> Iterator[F
         for position, operand in enumerate(item.operands):
             if type(operand) is Address and (operand.offset or type(operand.base) is Symbol):
                 size = access_bytes(item.opcode) or _copied(item)
-                if position == _BULK_BELL and item.opcode.startswith("cp.async.bulk"):
+                if position == _BULK_BELL and item.opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
                     size = min(size, _FIXED["mbarrier"])
                 what = _wild(operand, size, variables) if size else None
                 if what:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ptxgen.transformers.launches import repeated
 from ptxgen.transformers.mask import are_bounds, opened, visible
 from ptxgen.transformers.operators import attend, attend_now, most_head_dim
 
@@ -33,9 +34,15 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls for a layer: query `[batch, heads, queries, dim]`, key and value `[batch, kv_heads, keys,
     dim]`; out `[batch, queries, heads, dim]`, and no weights."""
-    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     (attention_mask, window), cap = opened(attention_mask, sliding_window or 0), softcap or 0.0
+    compiling = torch.compiler.is_compiling()
+    plain = attention_mask is None and s_aux is None and position_bias is None and not dropout
+    if plain and not compiling and not _needs_gradients(query, key, value):  # what served a call like it can this
+        found = repeated(query, key, value, scale, cap, window)
+        if found is not None:
+            return found, None
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     reason = unfit(query, key, value, attention_mask, dropout, scale, position_bias, s_aux)
     if reason:
         warn_once(f"ptxgen attention: {reason}; this runs through sdpa")
@@ -43,7 +50,7 @@ def attention(
         if are_bounds(mask) or (mask is None and causal and (query.shape[2] > 1 or window)):
             mask = visible(mask, query.shape[2], key.shape[2], window, causal, query)
         return _in_torch(query, key, value, mask, dropout, scale, cap, s_aux, position_bias), None
-    run = attend if torch.compiler.is_compiling() else attend_now
+    run = attend if compiling else attend_now
     sinks = None if s_aux is None else s_aux.float()  # by each call, so that a graph's replay takes what they are then
     return run(query, key, value, attention_mask, sinks, scale, cap, window, causal), None
 
@@ -75,11 +82,15 @@ def unfit(
         return "there is no position bias in the kernels (got one)"
     if dropout:
         return f"there is no dropout in the kernels (got {dropout})"
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, sinks)):
+    if _needs_gradients(query, key, value, sinks):
         return "nothing is differentiable in the kernels (got tensors that need gradients)"
     if scale <= 0:
         return f"the scale must be above 0 (got {scale})"
     return ""
+
+
+def _needs_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _in_torch(

@@ -21,12 +21,13 @@ def site_of(device: torch.device, *alike: Any) -> tuple[Any, ...]:
     """What two calls share of which the second only needs other addresses; empty where there is no GPU."""
     if device.type != "cuda":
         return ()
-    return (*alike, device.index, _stream(device))
+    return (*alike, device.index, _stream(device.index))
 
 
-def _stream(device: torch.device) -> int:
-    """torch's current stream of a GPU."""
-    return int(torch._C._cuda_getCurrentRawStream(device.index))
+def _stream(index: int) -> int:
+    """torch's current stream of the GPU of that number."""
+    stream: int = torch._C._cuda_getCurrentRawStream(index)
+    return stream
 
 
 def again(site: tuple[Any, ...], tensors: Iterable[Tensor], scalars: Iterable[int]) -> _Prepared | None:
@@ -62,12 +63,12 @@ _repeats: dict[tuple[Any, ...], Repeat] = {}
 
 
 def kind_of(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Any, ...]:
-    """All that decides which launch serves a decoding call, and whether it may, but where its tensors lie. The stream
-    is last."""
-    device = query.device
+    """All that decides which launch serves a decoding call on a GPU, and whether it may, but where its tensors lie. The
+    numbers of GPU and stream are last."""
+    index = query.get_device()
     return (
         query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype,
-        value.dtype, key.device, value.device, *options, device, _stream(device),
+        value.dtype, query.device, key.device, value.device, *options, index, _stream(index),
     )  # fmt: skip
 
 
@@ -75,12 +76,12 @@ def repeated(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor
     """The result `[batch, 1, heads, dim]` of a call with one query a sequence, no bounds and no sinks, that is like one
     before in all but addresses, which is nearly every layer's but the first: nothing else is looked at again. None
     where none was, and while a graph is captured."""
-    if query.device.type != "cuda":
+    if not query.is_cuda:
         return None
     kind = kind_of(query, key, value, *options)
     found = _repeats.get(kind)
     addresses = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    if found is None or (addresses[0] | addresses[1] | addresses[2]) & 15 or _is_capturing(kind[-2].index):
+    if found is None or (addresses[0] | addresses[1] | addresses[2]) & 15 or _is_capturing(kind[-2]):
         return None
     if found.reach and not (held(key) >= found.reach <= held(value)):
         return None
@@ -116,7 +117,7 @@ def same_ends(device: torch.device, batch: int, value: int) -> Tensor:
     on_gpu = device.type != "cpu"
     if on_gpu and _is_capturing(device.index):
         return torch.full((batch,), value, dtype=torch.int32, device=device)
-    place = device, _stream(device) if on_gpu else 0  # memory that is let go is used again on its own stream
+    place = device, _stream(device.index) if on_gpu else 0  # memory that is let go is used again on its own stream
     kept = _ends.get(place)
     if kept is None or kept[:2] != (batch, value):
         made = torch.full((batch,), value, dtype=torch.int32, device=device)

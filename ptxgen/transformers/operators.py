@@ -57,7 +57,8 @@ def attend(
 ) -> Tensor:
     """query `[batch, heads, queries, dim]`, key and value `[batch, kv_heads, keys, dim]`, bounds as `mask.py` has them,
     sinks f32 `[heads]`; out `[batch, queries, heads, dim]`."""
-    return attend_now(query, key, value, bounds, sinks, scale, soft_cap, window, causal)
+    found = repeated(query, key, value, scale, soft_cap, window) if bounds is None and sinks is None else None
+    return found if found is not None else attend_now(query, key, value, bounds, sinks, scale, soft_cap, window, causal)
 
 
 @attend.register_fake
@@ -87,14 +88,10 @@ def attend_now(
     window: int,
     causal: bool,
 ) -> Tensor:
-    """`attend` without torch's dispatcher."""
+    """`attend` without torch's dispatcher, of a call that is not like one before."""
     if sinks is not None and sinks.requires_grad:
         sinks = sinks.detach()
     plain = bounds is None and sinks is None and query.shape[2] == 1
-    if plain:
-        found = repeated(query, key, value, scale, soft_cap, window)
-        if found is not None:
-            return found
     check(query, key, value, bounds, sinks)
     out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
     if not out.numel():

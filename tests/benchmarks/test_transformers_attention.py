@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from benchmarks.transformers_attention import LEAST, MOST, ahead, alternated, table
+from benchmarks.timing.turns import LEAST, LONG_ROUND, MOST, Ahead, ahead, alternated
+from benchmarks.transformers_attention import scatter, table
 
 
 def test_a_line_a_case() -> None:
@@ -36,20 +37,35 @@ def test_a_rising_clock_meets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     found = alternated({impl: partial(measured, impl) for impl in ("ptxgen", "sdpa", "fa2")}, 1e9)
     assert len(order) == 3 * MOST
     assert order[:6] == ["ptxgen", "sdpa", "fa2", "fa2", "sdpa", "ptxgen"]
-    assert ahead(found) == pytest.approx(1.0, abs=0.01)
-    assert ahead({"ptxgen": [1.0, 2.0], "sdpa": [3.0, 6.0], "fa2": [9.0, 9.0]}) == 3.0
-    assert ahead({"sdpa": [1.0]}) is None
-    clock = iter(range(0, 1000, 10))
+    beside = ahead(found, "ptxgen", ("sdpa", "fa2"))
+    assert beside is not None
+    assert beside.middle == pytest.approx(1.0, abs=0.01)
+    assert beside.low < 1.0 < beside.high
+    assert ahead({"ptxgen": [1.0, 2.0], "sdpa": [3.0, 6.0], "fa2": [9.0, 9.0]}, "ptxgen", ("sdpa", "fa2")) == (
+        3,
+        3,
+        3,
+        2,
+    )
+    assert ahead({"sdpa": [1.0]}, "ptxgen", ["sdpa"]) is None
+    assert ahead({"ptxgen": [1.0]}, "ptxgen", ["sdpa"]) is None
+    clock = iter(range(0, 1000, int(LONG_ROUND / 2)))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     assert {len(seconds) for seconds in alternated({"ptxgen": lambda: 1.0}, 5.0).values()} == {LEAST}
 
 
 def test_a_turn_that_takes_long_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 1000, 20))
+    clock = iter(range(0, 1000, int(2 * LONG_ROUND)))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     found = alternated({impl: lambda: 1.0 for impl in ("ptxgen", "sdpa")}, 1e9)
     assert found == {"ptxgen": [1.0], "sdpa": [1.0]}
-    assert ahead(found) == 1.0
+    assert ahead(found, "ptxgen", ["sdpa"]) == (1, 1, 1, 1)
+
+
+def test_quartiles_are_of_the_turns() -> None:
+    found = {"ptxgen": [1.0] * 5, "sdpa": [1.3, 0.9, 1.1, 1.0, 1.2]}
+    assert ahead(found, "ptxgen", ["sdpa"]) == pytest.approx((1.1, 1.0, 1.2, 5))
+    assert ahead({impl: of[:3] for impl, of in found.items()}, "ptxgen", ["sdpa"]) == pytest.approx((1.1, 0.9, 1.3, 3))
 
 
 def test_the_turns_quotient_is_shown() -> None:
@@ -58,4 +74,8 @@ def test_the_turns_quotient_is_shown() -> None:
         {"case": case, "impl": "ptxgen", "tokens_per_s": 100.0, "ahead": 1.04},
         {"case": case, "impl": "sdpa", "tokens_per_s": 100.0},
     ]
+    assert table(rows).splitlines()[2] == "| prompt | 512 | 8 | 100 | 100 | – | 1.040 |"
+    rows[0] |= scatter(Ahead(1.04, 0.99, 1.06, 12))
+    assert table(rows).splitlines()[2] == "| prompt | 512 | 8 | 100 | 100 | – | 1.040 (0.990 to 1.060) |"
+    rows[0] |= scatter(Ahead(1.04, 1.04, 1.04, 1))
     assert table(rows).splitlines()[2] == "| prompt | 512 | 8 | 100 | 100 | – | 1.040 |"

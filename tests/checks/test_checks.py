@@ -277,6 +277,7 @@ def test_lint_follows_the_mark_through_mul_wide() -> None:
 
 
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+REDUCE = "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32"
 WILD = {
     "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+4];": "an offset must be a multiple of 16, the bytes of the access",
     "ld.global.v2.f32 {%f2, %f3}, [%rd1+-4];": "a multiple of 8, the bytes of the access (got [%rd1+-4])",
@@ -292,8 +293,10 @@ WILD = {
     "cp.async.bulk.global.shared::cta.bulk_group [%rd1+8], [tile], 64;": "a multiple of 16",
     f"{BULK} [tile+8], [%rd1], 64, [tile+128];": "a multiple of 16, the bytes of the access (got [tile+8])",
     f"{BULK} [tile], [%rd1], 64, [tile+132];": "a multiple of 8, the bytes of the access (got [tile+132])",
+    f"{REDUCE} [tile], [tile+64], 64, [tile+132];": "a multiple of 8, the bytes of the access (got [tile+132])",
 }
 TAME = [
+    f"{REDUCE} [tile], [tile+64], 64, [tile+136];",
     "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+16];",
     "ld.shared.v4.f32 {%f2, %f3, %f4, %f5}, [tile+240];",
     "ld.global.b8 %h1, [table+63];",

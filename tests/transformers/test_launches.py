@@ -78,14 +78,14 @@ def test_calls_in_turns_are_each_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     torch.manual_seed(0)
     monkeypatch.setattr(launches, "_repeats", {})
     repeats: list[bool] = []  # of each call
-    repeated = operators.repeated
+    repeated = attention.repeated
 
     def counted(*given: Any) -> Any:
         found = repeated(*given)
         repeats.append(found is not None)
         return found
 
-    monkeypatch.setattr(operators, "repeated", counted)
+    monkeypatch.setattr(attention, "repeated", counted)
     copied = {"values elsewhere", "heads inside", "queries in larger ones", "misaligned"}
     good = {name: of for name, of in DIFFERENT.items() if name != "another type of values"}
     shifted = {"misaligned": lambda q, k, v: (q, k.new_empty(k.numel() + 1)[1:].view(k.shape).copy_(k), v)}

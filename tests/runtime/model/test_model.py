@@ -372,7 +372,7 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_few_sequences_as_bf16_digits(mode: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 3 sequences, of whose products all but that of the heads' outputs read digits: exact ones have the
-    float64 model's tokens, logits of fast ones are near to exact ones'."""
+    float64 model's tokens, rounded ones its first."""
     monkeypatch.setattr("ptxgen.models.products.LARGE", 0)
     monkeypatch.setattr("ptxgen.models.products.HALVES_FROM_WEIGHTS", {"exact": 0, "fast": 0})
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
