@@ -225,8 +225,8 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     yield "## Products of one token: share of the read, and what is wanted\n"
     yield (
         "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
-        "warps of a CTA, tiles on their way, CTAs. 1536×8960 has 96 records of 16 rows for 132 multiprocessors, and "
-        f"none of some 35 geometries is better there by 3 %. {commit_of(rows)}\n"
+        "warps of a CTA, tiles on their way, CTAs, and CTAs that share k where there are any. 1536×8960 has 96 records "
+        f"of 16 rows for 132 multiprocessors. {commit_of(rows)}\n"
     )
     heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
     yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))

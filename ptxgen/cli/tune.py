@@ -196,8 +196,9 @@ def _model(path: str, dtypes: Sequence[str]) -> tuple[int, int, int, tuple[str, 
 def _open(name: str | None) -> Device:
     """The GPU. The CPU executor's times say nothing."""
     from ptxgen.runtime import open_device
+    from ptxgen.runtime.opening import is_device_name
 
-    if name is not None and not name.startswith("cuda"):
+    if name is not None and (name == "cpu" or not is_device_name(name)):
         raise SpecError(f"--device: tune measures on a GPU: must be cuda or cuda:N (got {name!r})")
     try:
         opened: Device = open_device(name or "cuda")

@@ -43,7 +43,11 @@ class BufferDevice(DeviceBase):
             host = host_array(source)
             source = self.wrap(source) if host is None else host
         if not isinstance(source, Buffer):
-            source = np.asarray(source, None if dtype is None else to_dtype(dtype).numpy)
+            wanted = None if dtype is None else to_dtype(dtype).numpy
+            try:
+                source = np.asarray(source, wanted)
+            except (ValueError, TypeError, OverflowError) as bad:
+                raise SpecError(f"Device.array: must be an array, or numbers in lists that make one ({bad})") from None
         kind = to_dtype(source.dtype)
         if dtype is not None and to_dtype(dtype) != kind:
             raise SpecError(f"Device.array: a device array keeps its dtype {kind} (got dtype={dtype!r})")

@@ -207,7 +207,8 @@ class CpuDevice(Device):
         try:
             program = Program.from_text(text, label, verify, mode=self.mode, threads=self.threads)
         except IsaError as error:
-            raise ModuleLoadError(f"{label}: {error}") from error
+            said = str(error)  # most begin with the line
+            raise ModuleLoadError(said if said.startswith(f"{label}:") else f"{label}: {said}") from error
         return CpuCode(self, program)
 
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:

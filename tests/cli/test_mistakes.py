@@ -98,7 +98,7 @@ MISTAKES = [
     ("replay nonesuch.npz", "Invalid value for 'FILE': File 'nonesuch.npz' does not exist."),
     ("replay array.npz", "array.npz: must be a launch recorded by ptxgen (File is not a zip file)"),
     ("check nonesuch.ptx", "Invalid value for 'FILE': File 'nonesuch.ptx' does not exist."),
-    ("check text.ptx", "text.ptx: text.ptx:1: a module begins with .version and .target | no ptx"),
+    ("check text.ptx", "text.ptx:1: a module begins with .version and .target | no ptx"),
     ("check good.ptx", "good.ptx: has 2 entries (a, b); --entry names one"),
     ("check good.ptx --entry c", "module: has no entry 'c' (it has a, b)"),
     ("check good.ptx --entry a", "good.ptx: entry a has no .reqntid; --block says how many threads a CTA has"),
@@ -241,7 +241,7 @@ MORE_MISTAKES = [
         "Invalid value for '--driver': must be a version such as 12.8: major.minor (got '12')",
     ),
     ("requires empty", "empty: Is a directory"),
-    ("check empty.ptx --block 32", "empty.ptx: empty.ptx:1: a module begins with .version and .target"),
+    ("check empty.ptx --block 32", "empty.ptx:1: a module begins with .version and .target"),
     (
         "check good.ptx --entry b --block 32 --grid 70000x70000",
         "Geometry.grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got (70000, 70000))",
