@@ -123,7 +123,7 @@ class QkvAppend(KernelType):
 
     def geometries(self, target: Target) -> tuple[Geometry | Runs, ...]:
         """How the work of each product is shared out: those of two formats have CTAs of the same shape."""
-        own = [product.geometry(target) for product in self.products]
+        own = [product.geometry(target, shares_k=not self.v_weights) for product in self.products]
         runs = [at for at in own if isinstance(at, Runs)]
         if len(own) == 1:
             return tuple(own)
@@ -155,8 +155,8 @@ class QkvAppend(KernelType):
     def launch(self, target: Target) -> Launch:
         parts = list(zip(self.products, self.geometries(target), strict=True))
         shared = max(product.shared(target, at) for product, at in parts)
-        ctas, threads = sum(at.ctas for _, at in parts), parts[0][1].threads
-        return Launch((ctas, 1, 1), (threads, 1, 1), shared, programmatic=self.programmatic)
+        ctas, at = sum(at.launched for _, at in parts), parts[0][1]
+        return Launch((ctas, 1, 1), (at.threads, 1, 1), shared, (at.split, 1, 1), programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         return "qkv_append" if self.v_weights else self.products[0].template(target)

@@ -66,7 +66,7 @@ def _build_stream(
 ) -> None:
     """All fragments of one token on tensor cores."""
     stream = Stream(b, spec, at)
-    stream.locate(spec.group_axis, first_cta, weight)
+    stream.locate(spec.group_axis, first_cta, weight, at.split)
     requests = stream.request()
     stage = Prepare(b, spec, at)
     stage.request_norm(stream.thread)
@@ -83,4 +83,5 @@ def _build_stream(
         turns=turns,
         again=stream.more,
         results_repeat=epilogue.turns > 1,
+        joins=at.split > 1,
     )

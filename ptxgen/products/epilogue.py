@@ -10,6 +10,7 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.join import Join
 from ptxgen.products.loop import TileLoop
 from ptxgen.products.prepare import Prepare
 from ptxgen.products.product import Tokens
@@ -37,7 +38,7 @@ class Epilogue:
         self.before: Reg | None = None  # of the residual stream, where it is asked for early
         if isinstance(at, Runs):
             self.run_slots = slots or RunSlots(b, at)
-            self.results = -(-at.most * TILE_ROWS * at.tokens // 32) * 32  # whole warps, so that lanes may exchange
+            self.results = at.results
             self.turns = -(-self.results // at.threads)
             return
         self.buffers = 1 if at.groups <= at.ctas else 2
@@ -75,10 +76,12 @@ class Epilogue:
         b, at, spec = self.b, self.at, self.spec
         assert isinstance(at, Runs)
         self.loop = stream
+        join = Join(b, at, self.results, spec.parts + bool(spec.norm)) if at.split > 1 else None
         slots = self.run_slots.locate(stream)
         with b.fragment("first_result", "results of the CTA, one a thread"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
             self.has_result = b.op("setp.lt.u32", "has_result", self.result, self.results)
+            takes = join.find(stream, self.has_result) if join is not None else None
             inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.result, 0)
             self.out_row = b.op("mov.u32", "out_row", 0)
         with b.fragment("locate_result", "the unit of the CTA, the row, and their slots"):
@@ -91,14 +94,23 @@ class Epilogue:
             record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
             b.op("mad.lo.u32", self.out_row, record, TILE_ROWS, self.row)
             b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
+            if takes is not None:
+                b.op("and.pred", inside, inside, takes)
         self.begin()
         turns = stream.build(requests, stage.digits, slots)
         self.values = b.array("result", "f32", spec.parts)
+        square = None
         with b.fragment("combine", "add the sums of the warps along k"):
             self.run_slots.combine(self.values)
+            if spec.norm and join is not None:
+                square = self._square(stage)
+        if join is not None:
+            join.build(stream, self.result, [*self.values, *([square] if square is not None else [])])
+        else:
+            b.without("send_sums", "take_sums")
         with b.fragment("finish", f"{'divide by the root mean square; ' if spec.norm else ''}the result's address"):
             if spec.norm:
-                self._times_root(stage)
+                self._times_root(square or self._square(stage))
             self.place(self.out_row, inside)
         with b.fragment("store", "store the result"):
             self.store(self.out_row)
@@ -228,14 +240,17 @@ class Epilogue:
         self.out = b.ld_param("out")
         b.op("mad.wide.u32", self.out, self.out_row, 4, self.out)
 
-    def _times_root(self, stage: Prepare) -> None:
-        """The squares of all warps, in a fixed order; the results times the inverse of their root, to f32's last bit
-        but one."""
-        b, spec = self.b, self.spec
+    def _square(self, stage: Prepare) -> Reg:
+        """The squares of all warps, in a fixed order."""
+        b = self.b
         assert stage.squares is not None
         squares = b.array("warp_square", "f32", stage.at.warps)
         convert.load_words(b, squares.regs, stage.squares, space="shared")
-        total = add_in_pairs(b, squares.regs)
+        return add_in_pairs(b, squares.regs)
+
+    def _times_root(self, total: Reg) -> None:
+        """The results times the inverse of the root of the mean square, to f32's last bit but one."""
+        b, spec = self.b, self.spec
         b.op("fma.rn.f32", total, total, 1.0 / spec.k, spec.eps)
         root, error = b.op("rsqrt.approx.f32", "root", total), b.reg("root_error", "f32")
         b.op("mul.f32", error, total, root)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ptxgen.weights.format import TILE_ROWS
+
 if TYPE_CHECKING:
     from ptxgen.tuning import ProductChoice
     from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
-SLOT_BYTES = 4 * 16  # of a warp's sums of a record: 16 rows, f32
+SLOT_BYTES = 4 * TILE_ROWS  # of a warp's sums of a record: 16 rows, f32
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
 CROWDED_WARPS = 4  # of a CTA whose threads have so many registers that two CTAs of eight warps do not fit
 MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory
@@ -35,6 +37,12 @@ class Geometry:
     tokens: int
     groups: int
     ctas: int
+    split = 1  # CTAs that share k
+
+    @property
+    def launched(self) -> int:
+        """CTAs of the launch."""
+        return self.ctas
 
     @property
     def warps(self) -> int:
@@ -51,6 +59,10 @@ class Geometry:
 class Runs:
     """One token: every CTA has a run of neighbouring units, `least` or one more, and every warp of it a run of their
     tiles, of which so many are on their way (`stages`). A unit is `parts` records of 16 rows and `tiles` tiles each.
+
+    Or every cluster of `split` CTAs has such a run of units (`ctas` counts clusters), each of its CTAs with `tiles` of
+    every record's tiles. Where they do not come out even, the last CTA has its first `spare` tiles in common with the
+    one before, and takes x as zero there.
     """
 
     units: int
@@ -60,11 +72,23 @@ class Runs:
     stages: int
     ctas: int
     tokens: int = 1
+    split: int = 1
+    spare: int = 0
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * self.warps
+
+    @property
+    def launched(self) -> int:
+        """CTAs of the launch."""
+        return self.ctas * self.split
+
+    @property
+    def results(self) -> int:
+        """Of a CTA at most, or of a cluster: whole warps, so that lanes may exchange."""
+        return -(-self.most * TILE_ROWS * self.tokens // 32) * 32
 
     @property
     def least(self) -> int:
@@ -131,13 +155,21 @@ def share_runs(
     `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs;
     `choice`: what a tuning table says.
     """
-    tiles = kind.tiles(k)
-    ctas = most_ctas or _shape(kind.tile_k, tiles, since_sm_90, choice).ctas
-    ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
-    most_tiles = -(-units // ctas) * parts * tiles
-    shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
-    warps = warps or min(shape.warps, most_tiles)
-    return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas)
+    split = choice.split if choice is not None and not most_ctas else 1
+    while True:
+        tiles = -(-kind.tiles(k) // split)
+        ctas = most_ctas or max(1, _shape(kind.tile_k, tiles, since_sm_90, choice).ctas // split)
+        ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
+        most_tiles = -(-units // ctas) * parts * tiles
+        shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
+        own_warps = warps or min(shape.warps, most_tiles)
+        stages = min(shape.stages, -(-most_tiles // own_warps))
+        spare = tiles * split - kind.tiles(k)
+        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare)
+        # of CTAs that share k each has columns of its own, and a thread one result at most
+        if split == 1 or (spare < tiles and runs.results <= runs.threads):
+            return runs
+        split //= 2
 
 
 def side_by_side(units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool) -> tuple[Runs, ...]:

@@ -53,7 +53,7 @@ class LikeliestEpilogue(Epilogue):
                 largest_of_warp(b, key, low)
             merge = Best(b, key, low, loop.thread, self.at.warps)
             merge.over_cta()
-            merge.over_ctas(self.at.ctas)
+            merge.over_ctas(self.at.launched)
             with b.fragment("store", "write the token, and count the position"):
                 token = b.ld_param("token")
                 b.op("st.global.s32", token[0], b.op("not.b32", "winner", low))

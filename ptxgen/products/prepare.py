@@ -36,9 +36,10 @@ class Prepare:
 
     def __init__(self, b: Builder, spec: Product, at: Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
-        self.digits = columns_of(spec.kind)[1](b, spec.kind, spec.padded_k, at.threads)
+        self.own_k = at.tiles * spec.kind.tile_k  # columns of this CTA
+        self.digits = columns_of(spec.kind)[1](b, spec.kind, self.own_k, at.threads)
         self.reach = at.threads * self.digits.columns  # columns of one load of all threads
-        loads = -(-spec.padded_k // self.reach)
+        loads = -(-self.own_k // self.reach)
         self.flight = min(loads, MOST_IN_FLIGHT // self.digits.columns)
         self.passes = -(-loads // self.flight)
         self.squares: Shared | None = b.shared("squares", 4 * at.warps) if spec.norm else None
@@ -65,6 +66,9 @@ class Prepare:
             column = self.column = b.op("mul.lo.u32", "stage_column", group, OWN * digits.columns)
             b.op("mad.lo.u32", column, quad, OWN, column)
             self.source = b.ld_param("x")
+            self.place, self.end = column, b.reg("end_of_columns", "u32") if stream.rank is not None else spec.k
+            if stream.rank is not None:
+                self._own_part(stream)
             digits.begin(group, quad)
             if self.passes > 1:  # the same for all lanes of a warp, which work together
                 self.pass_at = b.op("mov.u32", "stage_pass", 0)
@@ -77,7 +81,9 @@ class Prepare:
                 b.op("add.u32", column, column, step)
                 digits.next(self.flight)
                 b.op("add.u32", self.pass_at, self.pass_at, step)
-                b.op("setp.lt.u32", "stage_again", self.pass_at, spec.padded_k)
+                b.op("setp.lt.u32", "stage_again", self.pass_at, self.own_k)
+                if self.place is not column:
+                    b.op("add.u32", self.place, self.place, step)
         if not spec.norm:
             b.without("sum_squares")
             return items
@@ -88,6 +94,32 @@ class Prepare:
             b.op("mad.lo.u32", slot, stream.warp, 4, slot)
             b.op("st.shared.f32", slot[0], self.total, pred=is_first)
         return items
+
+    def _own_part(self, stream: Stream) -> None:
+        """Of CTAs that share k: where this one's x begins, and from which of its columns on, to which."""
+        b, spec, at = self.b, self.spec, self.at
+        first = b.op("mul.lo.u32", "first_column", stream.first_of_rank, spec.kind.tile_k)
+        b.op("mad.wide.u32", self.source, first, 4, self.source)
+        if spec.norm:
+            b.op("mad.wide.u32", self.norm, first, 4, self.norm)
+        b.op("sub.u32", self.end, spec.k, first)
+        b.op("min.u32", self.end, self.end, self.own_k)
+        if at.spare:
+            b.note("k does not come out even: the last CTA takes x as zero where another has it")
+            is_last = b.op("setp.eq.u32", "has_spare", stream.rank, at.split - 1)
+            spare = b.op("selp.b32", "spare_columns", at.spare * spec.kind.tile_k, 0, is_last)
+            self.place = b.op("sub.u32", "own_column", self.column, spare)
+            b.op("sub.u32", self.end, self.end, spare)
+
+    def _is_inside(self, inside: Reg, first: int) -> None:
+        """Whether x has the columns of this thread's load from `first` on, and they are this CTA's."""
+        b, end = self.b, self.end
+        if not isinstance(end, Reg):
+            b.op("setp.lt.u32", inside, self.column, max(0, end - first))
+            return
+        wanted = convert.scratch(b, "wanted_column", "u32")
+        b.op("add.u32", wanted, self.place, first)
+        b.op("setp.lt.u32", inside, wanted, end)
 
     def _stage(self, warp: Reg) -> list[Item]:
         """Fragment `stage`, the loads of a pass, and what becomes of them."""
@@ -104,7 +136,7 @@ class Prepare:
             for i in range(self.flight):
                 for index, piece in enumerate(self.digits.pieces):
                     first, place = i * self.reach + piece, OWN * (i * len(self.digits.pieces) + index)
-                    b.op("setp.lt.u32", inside, self.column, max(0, spec.k - first))
+                    self._is_inside(inside, first)
                     own = values[place : place + OWN]
                     convert.load_words(b, own, address, 4 * first, pred=inside)
                     if factors is not None:
@@ -120,13 +152,13 @@ class Prepare:
             with b.fragment(f"keep_{i}", "become digits in shared memory") as keep:
                 if factors is not None:
                     self._normalise(own, factors[columns * i : columns * (i + 1)])
-                b.op("setp.lt.u32", there, self.column, max(0, spec.padded_k - i * self.reach))
+                b.op("setp.lt.u32", there, self.column, max(0, self.own_k - i * self.reach))
                 self.digits.keep(own, i, there)
-            some = self.passes > 1 or (i + 1) * self.reach > spec.padded_k
+            some = self.passes > 1 or (i + 1) * self.reach > self.own_k
             find = None
             if some:
                 with b.fragment(f"find_{i}") as find:
-                    b.op("setp.lt.u32", takes, first_column, max(0, spec.padded_k - i * self.reach))
+                    b.op("setp.lt.u32", takes, first_column, max(0, self.own_k - i * self.reach))
             items.append(Item(f"_{i}", keep, find, takes if some else None))
         return items
 

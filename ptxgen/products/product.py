@@ -4,7 +4,7 @@ reference. Its code is put together in `compose.py`."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptxgen import rules
@@ -104,15 +104,21 @@ class Product(Weighted):
 
     def staged_bytes(self, digits: bool) -> int:
         """Bytes of a row of x in shared memory, as f32 or as digits."""
-        return columns_of(self.kind)[1].bytes_of(self.kind, self.padded_k) if digits else 4 * self.padded_k
+        return self._digit_bytes(self.padded_k) if digits else 4 * self.padded_k
 
-    def geometry(self, target: Target) -> Geometry | Runs:
-        """How the work is shared out."""
+    def _digit_bytes(self, columns: int) -> int:
+        """Of so many columns as digits."""
+        return columns_of(self.kind)[1].bytes_of(self.kind, columns)
+
+    def geometry(self, target: Target, *, shares_k: bool = True) -> Geometry | Runs:
+        """How the work is shared out; `shares_k`: CTAs of a cluster may share k."""
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
             shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated, self.programmatic)
             choice, since_sm_90 = in_force().product(shape), target.includes_any(("sm_90",))
+            if choice is not None and not (shares_k and since_sm_90):
+                choice = replace(choice, split=1)
             return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
@@ -138,15 +144,17 @@ class Product(Weighted):
 
     def grid(self, at: Geometry | Runs) -> tuple[Extent, Extent, Extent]:
         """CTAs; the one that counts groups of records is `group_axis`."""
-        return (at.ctas, 1, 1)
+        return (at.launched, 1, 1)
 
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
-        shared, block = self.shared(target, at), (at.threads, 1, 1)
-        return Launch(self.grid(at), block, shared, programmatic=self.programmatic)
+        shared, block, cluster = self.shared(target, at), (at.threads, 1, 1), (at.split, 1, 1)
+        return Launch(self.grid(at), block, shared, cluster, programmatic=self.programmatic)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
+        if isinstance(at, Runs):
+            return self._digit_bytes(at.tiles * self.kind.tile_k)
         return at.tokens * self.staged_bytes(self.on_tensor_cores(target)) if self.stages(target) else 0
 
     def template(self, target: Target) -> str:

@@ -119,11 +119,12 @@ class Shape:
 @dataclass(frozen=True)
 class ProductChoice:
     """What of a product with one token is a matter of speed: `warps` of a CTA, tiles on their way of each (`stages`),
-    and `ctas`; upper bounds, which a matrix with less work lowers."""
+    and `ctas`; upper bounds, which a matrix with less work lowers. `split`: CTAs of a cluster, which share k."""
 
     warps: int = _bounds(1, 32)
     stages: int = _bounds(1, 8)
     ctas: int = _bounds(1, 1 << 16)
+    split: int = _bounds(1, 8, power=True, default=1)
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ def _product(plain: Any, source: str) -> Row:
 
 def _complete(whole: T, given: Iterable[str], cls: Any, source: str) -> T:
     """What was read, unless one of the fields is missing."""
-    if missing := [f.name for f in fields(cls) if f.name not in given]:
+    if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in given]:
         raise SpecError(f"{source}: {', '.join(missing)}: must be given")
     return whole
 

@@ -14,9 +14,11 @@ from ptxgen.tuning import ProductChoice, Row, fixed, using
 from ptxgen.tuning_jobs.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
 from ptxgen.weights import weight_format
 
-_WARPS = (4, 8, 12, 16, 20)
-_STAGES = (2, 3, 4, 6)
+_WARPS = (4, 6, 8, 12, 16, 20)
+_STAGES = (1, 2, 3, 4, 6)
 _CTAS = (0.5, 0.75, 1, 1.5, 2)  # for each multiprocessor
+_SPLITS = (2, 4)  # CTAs that share k, which are tried where there is no record for each multiprocessor
+_CTAS_OF_SPLITS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class ProductJob:
     def choices(self, target: Target) -> Iterator[ProductChoice]:
         """What there is to try, each geometry once; the one in force first."""
         known = set()
-        for choice in (self.before(target), *_all(chip_of(target).sms)):
+        sms, records = chip_of(target).sms, weight_format(self.weights).records(self.n)
+        few = records <= sms and target.includes_any(("sm_90",))
+        for choice in (self.before(target), *_all(sms), *(_sharing_k(sms) if few else ())):
             runs = self.runs(target, choice)
             if runs not in known:
                 known.add(runs)
@@ -73,7 +77,7 @@ class ProductJob:
         runs = self.runs(target)
         if runs is None:
             raise ValueError(f"{self.label()}: on {target} this product is not shared out by the table")
-        return ProductChoice(runs.warps, runs.stages, runs.ctas)
+        return ProductChoice(runs.warps, runs.stages, runs.launched, runs.split)
 
 
 class FoundProduct(Outcome[ProductJob, ProductChoice]):
@@ -99,3 +103,11 @@ def _all(sms: int) -> Iterator[ProductChoice]:
         for stages in _STAGES:
             for share in _CTAS:
                 yield ProductChoice(warps, stages, max(1, round(share * sms)))
+
+
+def _sharing_k(sms: int) -> Iterator[ProductChoice]:
+    for split in _SPLITS:
+        for warps in _WARPS:
+            for stages in _STAGES[:3]:
+                for share in _CTAS_OF_SPLITS:
+                    yield ProductChoice(warps, stages, max(split, round(share * sms)), split)

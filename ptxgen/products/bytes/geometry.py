@@ -46,14 +46,7 @@ FEW_WORDS = 30
 
 @dataclass(frozen=True)
 class TokenRuns(Runs):
-    """`Runs` of a cluster of `split` CTAs, each with `tiles` of the tiles of every record; `ctas` counts clusters.
-
-    Where they do not come out even, the last CTA has its first `spare` tiles in common with the one before, and takes
-    x as zero there.
-    """
-
-    split: int = 1
-    spare: int = 0
+    """`Runs` of several tokens, whose units come to shared memory."""
 
     @property
     def groups(self) -> int:

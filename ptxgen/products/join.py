@@ -1,0 +1,53 @@
+"""Sums of CTAs that share k of the same rows: the first of a cluster is sent the others', and adds them up in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.products.geometry import Runs
+from ptxgen.products.slots import add_in_pairs
+
+if TYPE_CHECKING:
+    from ptxgen.products.stream import Stream
+
+
+class Join:
+    """Fragments `send_sums`, behind which the cluster meets, and `take_sums`; a thread has a result, of so many values.
+
+    They lie in the first CTA's shared memory, `[rank - 1, value, result]`.
+    """
+
+    def __init__(self, b: Builder, at: Runs, results: int, values: int) -> None:
+        self.b, self.at = b, at
+        self.row_bytes = 4 * results
+        self.rank_bytes = self.row_bytes * values
+        self.memory = b.shared("cluster_sums", self.rank_bytes * (at.split - 1))
+
+    def find(self, stream: Stream, has_result: Reg) -> Reg:
+        """Whether a thread has a result and is of the first CTA, which takes the sums; in an open fragment."""
+        takes: Reg = self.b.op("setp.eq.and.u32", "takes_sums", stream.rank, 0, has_result)
+        return takes
+
+    def build(self, stream: Stream, result: Reg, values: Sequence[Reg]) -> None:
+        """Both fragments, for the sums `values` of each result."""
+        b, at = self.b, self.at
+        with b.fragment("send_sums", "to the first CTA of the cluster"):
+            own = b.op("mov.u32", "cluster_sums_at", self.memory)
+            b.op("mad.lo.u32", own, result, 4, own)
+            sends = b.op("setp.gt.u32", "sends_sums", stream.rank, 0)
+            there = b.op("sub.u32", "their_sums", b.op("max.u32", "rank_from_1", stream.rank, 1), 1)
+            b.op("mad.lo.u32", there, there, self.rank_bytes, own)
+            b.op("mapa.shared::cluster.u32", there, there, 0)
+            for index, value in enumerate(values):
+                b.op("st.shared::cluster.f32", there[self.row_bytes * index], value, pred=sends)
+        with b.fragment("take_sums", "in the order of ranks"):
+            ones = b.array("of_rank", "f32", at.split)
+            for index, value in enumerate(values):
+                b.op("mov.f32", ones[0], value)
+                for rank in range(1, at.split):
+                    offset = self.rank_bytes * (rank - 1) + self.row_bytes * index
+                    b.op("ld.shared.f32", ones[rank], own[offset])
+                b.op("mov.f32", value, add_in_pairs(b, ones.regs))

@@ -1,0 +1,119 @@
+"""Products with one token whose k CTAs of a cluster share: results in every mode, geometry, and faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptxgen.assembler import assemble
+from ptxgen.generator import generate
+from ptxgen.kernel import KernelType
+from ptxgen.kernels import Gemv, NextToken, QkvAppend
+from ptxgen.products.geometry import Runs, share_runs
+from ptxgen.runtime import open_device
+from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target
+from ptxgen.tuning import ProductChoice, fixed, using
+from ptxgen.weights import weight_format
+from tests.support.marks import needs_assembler
+from tests.tools.mutations import SpecSubject
+
+SM_90 = target("sm_90")
+# what stands around a product, CTAs with and without a unit more, k that does and does not come out even
+CASES: list[tuple[KernelType, ProductChoice]] = [
+    (Gemv(40, 2304, "q4_k", norm="rms", residual=True), ProductChoice(4, 2, 6, 2)),
+    (Gemv(40, 1280, "q8_0", bias=True, programmatic=True), ProductChoice(4, 2, 8, 4)),
+    (Gemv(40, 1408, "e4m3_block", gated=True, activation="silu", norm="rms"), ProductChoice(3, 1, 8, 2)),
+    (Gemv(72, 1152, "int4_g128"), ProductChoice(4, 2, 4, 2)),
+    (Gemv(33, 600, "bf16", norm="rms", norm_offset=1.0), ProductChoice(4, 2, 8, 4)),
+    (Gemv(16, 2048, "q6_k", activation="gelu", programmatic=True), ProductChoice(2, 2, 8, 8)),
+    (NextToken(72, 512, "bf16", norm="rms", max_len=64), ProductChoice(4, 2, 8, 2)),
+    (
+        QkvAppend(max_len=16, head_dim=16, n_heads=2, n_kv_heads=1, k=512, weights="q8_0", norm="rms"),
+        ProductChoice(4, 2, 8, 2),
+    ),
+]
+
+
+def runs_of(n: int, k: int, weights: str, choice: ProductChoice) -> Runs:
+    with using(fixed(choice)):
+        made = Gemv(n, k, weights).geometry(SM_90)
+    assert isinstance(made, Runs)
+    return made
+
+
+@pytest.mark.parametrize(("spec", "choice"), CASES, ids=lambda each: getattr(each, "slug", ""))
+def test_the_result_is_the_same_in_every_mode(spec: KernelType, choice: ProductChoice) -> None:
+    results = []
+    with using(fixed(choice)):
+        launch = generate(spec, SM_90).launch
+        assert launch.cluster == (choice.split, 1, 1)
+        for mode, seed in (("fast", 0), ("check", 0), ("random", 1), ("random", 2)):
+            done = trial(spec, open_device("cpu", mode=mode, seed=seed), target="sm_90", seed=5).require()
+            results.append({name: np.asarray(value).tobytes() for name, value in done.outputs.items()})
+    assert all(each == results[0] for each in results)
+
+
+@pytest.mark.parametrize("k", [1024 + 128 * more for more in range(9)])
+def test_every_length_of_k(k: int) -> None:
+    """Of eight to sixteen tiles two, four and eight CTAs take their part."""
+    for split in (2, 4, 8):
+        with using(fixed(ProductChoice(2, 2, split, split))):
+            trial(Gemv(16, k, "q8_0", norm="rms"), open_device("cpu"), target="sm_90").require()
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 5, 9, 35])
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+def test_every_tile_of_k_is_taken_once(tiles: int, split: int) -> None:
+    kind = weight_format("q4_k")
+    choice = ProductChoice(4, 2, 96, split)
+    at = share_runs(6, 1, kind, tiles * kind.tile_k, since_sm_90=True, choice=choice)
+    taken: list[int] = []
+    for rank in range(at.split):
+        first = min(rank * at.tiles, tiles - at.tiles)
+        skipped = at.spare if rank == at.split - 1 else 0
+        taken += range(first + skipped, first + at.tiles)
+    if at.split > 1:
+        assert sorted(taken) == list(range(tiles))
+        assert 0 <= at.spare < at.tiles
+    assert at.split <= min(split, tiles)
+
+
+def test_what_shares_k() -> None:
+    at = runs_of(1536, 8960, "q4_k", ProductChoice(8, 2, 264, 2))
+    assert (at.split, at.ctas, at.launched, at.tiles, at.spare) == (2, 96, 192, 18, 1)
+    assert runs_of(16, 256, "q4_k", ProductChoice(8, 2, 264, 2)).split == 1  # one tile
+    assert runs_of(16, 1280, "q4_k", ProductChoice(8, 2, 264, 4)).split == 2  # the last of four would have none
+    many = runs_of(4096, 4096, "bf16", ProductChoice(2, 2, 8, 2))  # 64 records of 16 rows for 64 threads
+    assert (many.split, many.ctas) == (1, 8)
+    with using(fixed(ProductChoice(8, 2, 264, 2))):
+        before = Gemv(1536, 8960, "q4_k").geometry(target("sm_80"))  # has no clusters
+        assert isinstance(before, Runs)
+        assert before.split == 1
+        both = QkvAppend(
+            max_len=16, head_dim=64, n_heads=4, n_kv_heads=1, k=2048, weights="q4_k", v_weights="q6_k"
+        )  # of two products CTAs differ
+        assert all(isinstance(at, Runs) and at.split == 1 for at in both.geometries(SM_90))
+
+
+@needs_assembler
+@pytest.mark.parametrize("weights", ["q4_k", "q5_k", "q8_0", "q4_0", "int4_g128", "e4m3_block", "bf16", "f16"])
+@pytest.mark.parametrize("norm", ["", "rms"])
+def test_no_spills(weights: str, norm: str) -> None:
+    for choice in (ProductChoice(6, 2, 264, 2), ProductChoice(16, 1, 264, 2), ProductChoice(8, 3, 528, 4)):
+        with using(fixed(choice)):
+            ptx = generate(Gemv(1536, 8960, weights, norm=norm, residual=True), "sm_90")
+        assert assemble(ptx.text, "sm_90").resources[ptx.entry].clean, choice
+
+
+@pytest.mark.parametrize(("spec", "choice"), CASES[:3], ids=lambda each: getattr(each, "slug", ""))
+def test_faults_are_noticed(spec: KernelType, choice: ProductChoice) -> None:
+    """Every barrier, arrival and wait left out, one at a time, but for the wait until the first CTA has begun: the
+    executor begins all CTAs of a cluster together."""
+    with using(fixed(choice)):
+        subject = SpecSubject(spec, SM_90)
+        every = [each for each in subject.mutations() if each.kind != "stride"]
+        missed = [each for each in every if subject.noticed(each.text) is None]
+    assert len(every) >= 6
+    assert not [str(each) for each in missed if "barrier.cluster.wait" not in each.what]
+    assert len(missed) <= 1
