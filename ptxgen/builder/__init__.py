@@ -166,7 +166,7 @@ class Builder(Declarations):
             raise self._error(f"%{name}: no such special register")
         return Reg(name, found.type)
 
-    def ld_param(self, name: str, into: str = "") -> Reg:
+    def ld_param(self, name: str, into: str | Reg = "") -> Reg:
         """Load a parameter into the register of its name, or the one named `into`; a pointer becomes a global-space
         address."""
         if name not in self.params:

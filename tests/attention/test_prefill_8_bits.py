@@ -10,9 +10,11 @@ import pytest
 
 from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.attention.prefill.wgmma import items
 from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
 from ptxgen.attention.reference import as_e4m3
 from ptxgen.errors import SpecError
+from ptxgen.generator import clear_cache
 from ptxgen.kernel import supports
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import open_device
@@ -131,7 +133,7 @@ def test_waits_and_fences_that_are_left_out(kind: str) -> None:
     ids=str,
 )
 def test_widened(mode: str, kind: str, fields: dict[str, Any]) -> None:
-    sizes = {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 30}
+    sizes = {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 400}
     attend(mode, sizes, sign=-1.0, widened=True, **KINDS[kind], **fields)
 
 
@@ -143,8 +145,8 @@ def test_widened_head_dims(kind: str, head_dim: int) -> None:
 
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 def test_lengths_around_blocks_that_are_widened(kind: str) -> None:
-    """Of 96 keys each."""
-    for q_len, kv_len in [(0, 9), (1, 0), (1, 1), (63, 95), (64, 96), (65, 97), (31, 191), (70, 192), (70, 193)]:
+    """Of 16 keys each."""
+    for q_len, kv_len in [(0, 9), (1, 0), (1, 1), (63, 15), (64, 16), (65, 17), (31, 191), (70, 192), (70, 193)]:
         sizes = {"n_tokens": 70, "q_len": q_len, "kv_len": kv_len}
         attend("fast", sizes, widened=True, max_len=200, **KINDS[kind])
 
@@ -174,7 +176,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 @pytest.mark.parametrize("form", FORMS)
 def test_widened_lengths_of_a_batch(kind: str, form: str) -> None:
-    """Around blocks of 96 keys and boxes of 16; more sequences than a warp has lanes, some without tokens or keys."""
+    """Around blocks and boxes of 16 keys; more sequences than a warp has lanes, some without tokens or keys."""
     lengths = [(1, 1), (0, 90), (3, 0), (2, 15), (2, 16), (5, 17), (1, 95), (3, 96), (2, 97), (0, 0), (4, 191)]
     lengths += [(0, 50)] * 30 + [(2, 192), (7, 193), (1, 200)]
     one = spec(max_len=200, batched=True, widened=True, **KINDS[kind], **FORMS[form])
@@ -193,7 +195,7 @@ def test_pages_that_sequences_share_are_widened_by_each() -> None:
     clean = one.example(np.random.default_rng(2), **sizes)
     for x in "kv":
         given[x][whole[:12]] = clean[x][whole[:12]]
-    trial(one, open_device("cpu"), target=TARGET, arguments=given, **sizes).require()
+    trial(one, open_device("cpu", threads=1), target=TARGET, arguments=given, **sizes).require()
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
@@ -202,6 +204,23 @@ def test_pages_that_sequences_share_are_widened_by_each() -> None:
 def test_a_cta_takes_several_blocks_and_items(kind: str, ctas: int, more: dict[str, Any]) -> None:
     one = spec(widened=True, max_len=300, **KINDS[kind], **more)
     assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+
+
+@pytest.mark.parametrize("ctas", [1, 3, 40])
+def test_widened_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int) -> None:
+    """Two heads at a time, as where K and V of all do not stay in the L2 cache: blocks come in the order of items."""
+    monkeypatch.setattr(items, "WHOLE", 300 * 64 * 6)
+    monkeypatch.setattr(items, "SECTION", 300 * 64 * 4)
+    clear_cache()
+    one = spec(n_heads=8, n_kv_heads=4, max_len=300, widened=True, **E4M3)
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+    clear_cache()
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+def test_widened_rows_of_a_window_without_a_bound_of_keys(kind: str) -> None:
+    """With tiles of 96 keys, whose first one is no shift of a position."""
+    attend("check", {"n_tokens": 150, "n_keys": 250}, head_dim=64, window=50, widened=True, **KINDS[kind])
 
 
 @pytest.mark.parametrize(
@@ -364,19 +383,10 @@ def test_nothing_is_spilled_where_registers_are_scarce(
     assembles_clean(kind, q_dtype, head_dim, more)
 
 
-# Bytes that ptxas 13.0 spills: kind, type of queries, head_dim, and what else.
-SPILLED: dict[tuple[str, str, int], tuple[dict[str, Any], int]] = {
-    ("s8", "bf16", 96): ({"max_len": 4096, "batched": True, "page_size": 16}, 8),
-    ("s8", "bf16", 128): ({"n_heads": 28, "n_kv_heads": 4, "lse": False, "causal": False}, 4),
-}
-
-
 def assembles_clean(kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]) -> None:
-    """Nothing is spilled but what is known, and no product waits for another."""
+    """Nothing is spilled, and no product waits for another."""
     made = assemble(generate(spec(head_dim=head_dim, q_dtype=q_dtype, **{**KINDS[kind], **more}), TARGET).text)
-    fields, known = SPILLED.get((kind, q_dtype, head_dim), ({}, 0))
-    most = known if more == fields else 0
-    assert all(taken.clean or 0 < taken.spill_stores <= most for taken in made.resources.values()), made.resources
+    assert all(taken.clean for taken in made.resources.values()), made.resources
     assert "serialized" not in made.log
 
 

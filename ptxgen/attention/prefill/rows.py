@@ -203,7 +203,7 @@ class Rows:
     def kv_row(self, name: str, key: Reg) -> Reg:
         """The index (64-bit) of a key's row in k and v, into the register `name`; the key is at least 0."""
         b, out = self.b, self.kv_head_row(name)
-        wide = b.op("mul.wide.u32", "wide_key", key, self.kv_step)
+        wide = b.op("mul.wide.u32", scratch(b, "wide_key", "u64"), key, self.kv_step)
         b.op("add.u64", out, out, wide)
         return out
 
@@ -212,7 +212,7 @@ class Rows:
         b = self.b
         out: Reg
         if self.cache.batched:
-            cache = b.op("mul.wide.u32", "cache_head", self.sequence, self.problem.n_kv_heads)
+            cache = b.op("mul.wide.u32", scratch(b, "cache_head", "u64"), self.sequence, self.problem.n_kv_heads)
             out = b.op("cvt.u64.u32", name, self.kv_head)
             b.op("add.u64", out, out, cache)
             b.op("mul.lo.u64", out, out, self.cache.rows)
@@ -225,8 +225,9 @@ class Rows:
         return out
 
     def param(self, name: str) -> Reg:
-        """Load a parameter; part of an open fragment."""
-        return self.b.ld_param(name, self.prefix + name)
+        """Load a parameter, also where another part of the kernel does; part of an open fragment."""
+        into = self.prefix + name
+        return self.b.ld_param(name, self.b.known(into) or into)
 
     @property
     def kv_step(self) -> int:

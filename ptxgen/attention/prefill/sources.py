@@ -36,8 +36,9 @@ class Part:
 class Source:
     """What both kinds share: sizes, and which keys exist. All methods are parts of an open fragment."""
 
-    def __init__(self, b: Builder, spec: Prefill, rows: Rows, copy: RowCopy) -> None:
+    def __init__(self, b: Builder, spec: Prefill, rows: Rows, copy: RowCopy, prefix: str = "") -> None:
         self.b, self.cache, self.rows, self.copy = b, spec.attention.cache, rows, copy
+        self.prefix = prefix or rows.prefix
 
     @property
     def quantised(self) -> bool:
@@ -48,16 +49,18 @@ class Source:
         """Point this thread at its row and chunk of the first tile."""
         b, side = self.b, self.cache.k
         self.chunk = chunk
-        self.key = b.op("add.s32", "kv_key", self.rows.key_begin, row)
-        self.left = b.op("sub.s32", "keys_left", self.rows.kv_len, self.key)
-        self.values = Part(
-            "", side.row_bytes, self.copy.source_bytes, False, self.rows.param("k"), self.rows.param("v")
-        )
+        self.key = b.op("add.s32", f"{self.prefix}kv_key", self.rows.key_begin, row)
+        self.left = b.op("sub.s32", f"{self.prefix}keys_left", self.rows.kv_len, self.key)
+        self.values = Part("", side.row_bytes, self.copy.source_bytes, False, self.param("k"), self.param("v"))
         self.parts = [self.values]
         if self.quantised:
-            k, v = self.rows.param("k_scales"), self.rows.param("v_scales")
+            k, v = self.param("k_scales"), self.param("v_scales")
             self.scales = Part("_scales", side.row_scale_bytes, f16.bytes, True, k, v)
             self.parts.append(self.scales)
+
+    def param(self, name: str) -> Reg:
+        """Load a parameter."""
+        return self.b.ld_param(name, self.prefix + name)
 
     def exists(self, row_pass: int) -> Reg:
         """The predicate that this thread's key of a row pass is below kv_len."""
@@ -112,9 +115,9 @@ class Contiguous(Source):
 
     def aim(self, row: Reg, chunk: Reg) -> None:
         super().aim(row, chunk)
-        index = self.rows.kv_row("kv_index", self.key)
+        index = self.rows.kv_row(f"{self.prefix}kv_index", self.key)
         for part in self.parts:
-            part.k_from = self.b.reg(f"k{part.suffix}_from", "u64")
+            part.k_from = self.b.reg(f"{self.prefix}k{part.suffix}_from", "u64")
             self._address(part, index, part.k_from)
 
     def start(self) -> None:
@@ -135,7 +138,7 @@ class Computed(Source):
 
     def _declare(self) -> None:
         for part in self.parts:
-            part.k_from = self.b.reg(f"k{part.suffix}_from", "u64")
+            part.k_from = self.b.reg(f"{self.prefix}k{part.suffix}_from", "u64")
 
     def _rows_at(self, index: Reg) -> None:
         """The addresses of row `index`, of K and V."""
@@ -155,10 +158,12 @@ class Paged(Computed):
     def aim(self, row: Reg, chunk: Reg) -> None:
         super().aim(row, chunk)
         b, cache = self.b, self.cache
-        self.table = self.rows.param("page_table")
+        self.table = self.param("page_table")
         b.op("mad.wide.u32", self.table, self.rows.sequence, 4 * cache.pages, self.table)
         head = self.rows.kv_head
-        self.head_in_page = head if cache.heads_inside else b.op("mul.lo.u32", "head_in_page", head, cache.page_size)
+        self.head_in_page = (
+            head if cache.heads_inside else b.op("mul.lo.u32", f"{self.prefix}head_in_page", head, cache.page_size)
+        )
         self._declare()
 
     def row(self, row_pass: int, exists: Reg) -> None:
@@ -166,7 +171,7 @@ class Paged(Computed):
         key, skip = self.key, row_pass * self.copy.spread.rows_per_pass
         if skip:
             key = b.op("add.s32", scratch(b, "paged_key", "s32"), key, skip)
-        prefix = self.rows.prefix
+        prefix = self.prefix
         slot = divide(b, "page_slot", key, cache.page_size)
         at = b.op("mad.wide.u32", scratch(b, f"{prefix}page_at", "u64"), slot, 4, self.table)
         page = b.op("mov.s32", scratch(b, f"{prefix}page", "s32"), 0)
@@ -188,7 +193,7 @@ class InRing(Computed):
 
     def aim(self, row: Reg, chunk: Reg) -> None:
         super().aim(row, chunk)
-        self.first = self.rows.kv_head_row("kv_first")
+        self.first = self.rows.kv_head_row(f"{self.prefix}kv_first")
         self._declare()
 
     def row(self, row_pass: int, exists: Reg) -> None:
@@ -201,7 +206,7 @@ class InRing(Computed):
         self._rows_at(index)
 
 
-def source_of(b: Builder, spec: Prefill, rows: Rows, copy: RowCopy) -> Source:
-    """The one that fits the cache."""
+def source_of(b: Builder, spec: Prefill, rows: Rows, copy: RowCopy, prefix: str = "") -> Source:
+    """The one that fits the cache; its registers begin with `prefix`, where there are several."""
     cache = spec.attention.cache
-    return (Paged if cache.page_size else InRing if cache.ring else Contiguous)(b, spec, rows, copy)
+    return (Paged if cache.page_size else InRing if cache.ring else Contiguous)(b, spec, rows, copy, prefix)

@@ -1,9 +1,10 @@
-"""Which keys become 16-bit rows in memory, as blocks that CTAs draw: those that some query sees, of every sequence with
-queries, some keys of a head each.
+"""Which keys become 16-bit rows in memory, as blocks that warps draw: those that some query sees, of every sequence
+with queries, some keys of a head each.
 
-Blocks of a batch are counted in the order of its sequences, 32 of them at a time: a lane counts those of one. Draws
-come in order, so a CTA goes through the batch once. A page that several sequences share is widened for each of them, to
-the same bits in the same place: check mode notes such stores.
+They come in the order in which items ask for them: with a causal mask from the last key of a sequence on, all heads of
+a section side by side. Blocks of a batch are counted in the order of its sequences, 32 of them at a time: a lane counts
+those of one. Draws come in order, so a warp goes through the batch once. A page that several sequences share is widened
+for each of them, to the same bits in the same place: check mode notes such stores.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from ptxgen.builder.values import Or, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.division import divide, remainder
 
+BLOCK = 16  # keys at least; all tiles are multiples of it
+
 
 class Blocks(Rows):
-    """Fragments `begin_blocks`, `count_blocks` and `look_further`, both bodies of loops over a batch's sequences; the
-    keys of a block, as a source reads them."""
+    """Fragments `begin_sequences`, `count_blocks` and `look_further`, both bodies of loops over a batch's sequences;
+    the keys of a block, as a source reads them."""
 
     prefix = "narrow_"
 
@@ -31,15 +34,21 @@ class Blocks(Rows):
         self.tile, self.items = tile, items
         self.several = self.cache.batched
 
-    def count(self) -> None:
+    def tiles_of_head(self) -> Reg:
+        """Tiles of keys of a head of the one sequence; part of an open fragment."""
+        b = self.b
+        tiles = b.op("add.s32", scratch(b, "tiles_of_head", "s32"), self.items.kv_len, self.keys - 1)
+        return divide(b, "tiles_of_head", tiles, self.keys)
+
+    def count(self, lane: Reg) -> None:
         """Build the fragments that find out how many there are, `total` of all heads."""
         b = self.b
         if not self.several:
-            b.without("begin_blocks", "count_blocks")
+            b.without("begin_sequences", "count_blocks")
             return
-        with b.fragment("begin_blocks", "keys and values as 16-bit rows: how many blocks of them there are"):
+        self.lane = lane
+        with b.fragment("begin_sequences", "keys and values as 16-bit rows: how many blocks of them there are"):
             self.starts, self.lengths = self.param("q_starts"), self.param("kv_lens")
-            self.lane = b.op("and.b32", b.reg("block_lane", "u32"), self.items.thread, WARP - 1)
             self.base = b.op("mov.u32", "sequences_counted", 0)
             self.mine = b.op("mov.u32", "blocks_of_lane", 0)
             self.end = b.op("mov.u32", "blocks_looked_at", 0)
@@ -59,16 +68,40 @@ class Blocks(Rows):
         else:
             self.kv_len, tokens = self.items.kv_len, self.items.q_len
             self.begins = self._begins(tokens, self.kv_len)
-            blocks = self._blocks(tokens, self.begins, self.kv_len)
-        self.total = b.op("mul.lo.u32", "all_blocks", blocks, self.problem.n_kv_heads)
+            blocks = self.blocks = self._blocks(tokens, self.begins, self.kv_len)
+            self.length = self.kv_len
+            if self._has_sections:
+                self.of_section = b.op("mul.lo.u32", "blocks_of_section", blocks, self.items.section_heads)
+                b.op("max.u32", self.of_section, self.of_section, 1)
+        self.total: Reg = b.op("mul.lo.u32", "all_blocks", blocks, self.problem.n_kv_heads)
+
+    @property
+    def _has_sections(self) -> bool:
+        return not self.several and self.problem.n_kv_heads > 1
 
     def draw(self, block: Reg) -> None:
         """The head of a block, and its number among those of a head; part of an open fragment."""
         b, heads = self.b, self.problem.n_kv_heads
+        if self._has_sections:
+            self._draw_of_section(block)
+            return
         self.kv_head = remainder(b, "wide_head", block, heads)
         self.number = divide(b, "wide_tile", block, heads)
         if self.several:
             b.op("setp.ge.u32", scratch(b, "looks_further", "pred"), self.number, self.end)
+
+    def _draw_of_section(self, block: Reg) -> None:
+        """Heads of a section side by side; part of an open fragment."""
+        b, of_section, heads = self.b, self.of_section, self.items.section_heads
+        section = b.op("div.u32", b.reg("wide_section", "u32"), block, of_section)
+        b.op("min.u32", section, section, self.problem.n_kv_heads - 1)
+        within = b.op("mul.lo.u32", b.reg("wide_within", "u32"), section, of_section)
+        b.op("sub.u32", within, block, within)
+        self.number = b.op("div.u32", scratch(b, "wide_tile", "s32"), within, heads)
+        self.kv_head = b.op("mul.lo.u32", b.reg("wide_head", "u32"), self.number, heads)
+        b.op("sub.u32", self.kv_head, within, self.kv_head)
+        b.op("mad.lo.u32", self.kv_head, section, heads, self.kv_head)
+        b.op("min.u32", self.kv_head, self.kv_head, self.problem.n_kv_heads - 1)
 
     def find(self) -> None:
         """Fragment `look_further`, where the block may lie beyond the sequences that were looked at."""
@@ -90,27 +123,51 @@ class Blocks(Rows):
             b.op("setp.lt.and.u32", further, self.base, self.items.batch_count, further)
 
     def place(self) -> None:
-        """The keys of the block; part of an open fragment."""
+        """The keys of the block; of one sequence also `tile_number`, the tile that holds them, and for how many of its
+        blocks this one `counts_for`; part of an open fragment."""
         b = self.b
-        first = self.number
+        first, blocks, begins = self.number, self.blocks, self.begins
         if self.several:
             holds = b.op("setp.gt.u32", "holds_block", self.through, self.number)
             holders = b.op("vote.sync.ballot.b32", b.reg("block_holders", "b32"), holds, -1)
             holder = b.op("brev.b32", b.reg("block_holder", "b32"), holders)
             b.op("clz.b32", holder, holder)
-            before = b.op("sub.u32", b.reg("blocks_before", "u32"), self.through, self.blocks)
-            b.op("shfl.sync.idx.b32", before, before, holder, 31, -1)
-            b.op("sub.u32", first, self.number, before)
-            self.kv_len = b.op("shfl.sync.idx.b32", b.reg("block_kv_len", "s32"), self.length, holder, 31, -1)
+
+            def of_holder(name: str, value: Reg, type: str) -> Reg:
+                return b.op("shfl.sync.idx.b32", b.reg(name, type), value, holder, 31, -1)  # type: ignore[no-any-return]
+
+            before = b.op("sub.u32", b.reg("blocks_before", "u32"), self.through, blocks)
+            before = b.op("shfl.sync.idx.b32", before, before, holder, 31, -1)
+            first = b.op("sub.u32", b.reg("block_number", "u32"), self.number, before)
+            blocks = of_holder("blocks_of_sequence", blocks, "u32")
+            self.kv_len = of_holder("block_kv_len", self.length, "s32")
+            if begins is not None:
+                begins = of_holder("block_begins", begins, "s32")
             self.sequence = b.op("sub.u32", b.reg("block_sequence", "u32"), self.base, WARP)
             b.op("add.u32", self.sequence, self.sequence, holder)
-        b.op("min.u32", first, first, ((1 << 31) - 1) // self.rows, note="no key lies beyond")
-        self.key_begin = b.op("mul.lo.u32", b.reg("wide_first", "s32"), first, self.rows)
-        if self.begins is not None:
-            begins = self.begins
-            if self.several:
-                begins = b.op("shfl.sync.idx.b32", b.reg("block_begins", "s32"), begins, holder, 31, -1)
+        if self.variant.causal:
+            from_last = b.op("sub.u32", b.reg("block_from_last", "u32"), blocks, first)
+            first = b.op("sub.u32", from_last, from_last, 1)
+        first = b.op("min.u32", b.reg("block_place", "u32"), first, ((1 << 31) - 1) // self.rows,
+                     note="no key lies beyond")  # fmt: skip
+        self.key_begin = b.op("mul.lo.s32", b.reg("wide_first", "s32"), first, self.rows)
+        if begins is not None:
             b.op("add.s32", self.key_begin, self.key_begin, begins)
+        if not self.several:
+            self._place_in_tile()
+
+    def _place_in_tile(self) -> None:
+        """Which tile of keys the block is part of, and for how many; the last one of a sequence for those behind it,
+        too; part of an open fragment."""
+        b = self.b
+        self.tile_number = divide(b, "wide_tile_number", self.key_begin, self.keys)
+        counts = self.counts_for = b.op("mul.lo.u32", b.reg("counts_for", "u32"), self.tile_number, self.keys)
+        b.op("sub.u32", counts, self.key_begin, counts)
+        divide(b, "counts_before", counts, self.rows)
+        b.op("sub.u32", counts, self.keys // self.rows, scratch(b, "counts_before", "s32"))
+        end = b.op("add.s32", b.reg("block_end", "s32"), self.key_begin, self.rows)
+        is_last = b.op("setp.ge.s32", "is_last_block", end, self.length)
+        b.op("selp.b32", counts, counts, 1, is_last)
 
     def _sequence(self) -> tuple[Reg, Reg | None, Reg]:
         """A sequence of a lane: its blocks, its first key, how many keys; part of an open fragment."""
@@ -147,6 +204,7 @@ class Blocks(Rows):
         b.op("sub.s32", begins, begins, window - 1)
         b.op("max.s32", begins, begins, 0)
         divide(b, "first_widened", begins, self.keys)
+        b.op("min.s32", begins, begins, ((1 << 31) - 1) // self.keys, note="no key lies beyond")
         b.op("mul.lo.s32", begins, begins, self.keys)
         return begins
 

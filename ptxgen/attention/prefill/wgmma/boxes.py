@@ -45,7 +45,7 @@ class Boxes:
                 self.tails = b.op("mov.u32", "tails", 0, note="tiles of V so far that reach past the last key")
         map_ = self.maps.build(smem, lane, copies_v)
         with b.fragment("begin_boxes"):
-            step = b.op("mov.s32", "box_step", 0)
+            step = self.step = b.op("mov.s32", "box_step", 0)
         with b.fragment("aim_box", "the tile of keys that comes next, and its slot"):
             stage = b.op("and.b32", b.reg("box_stage", "u32"), number, STAGES - 1)
             bar = b.op("mad.lo.u32", "box_barrier", stage, WORD, barriers)

@@ -39,7 +39,6 @@ class Items(Rows):
         self.past_the_end = self.cache.batched and by_maps(spec)
         self.widened = spec.widened
         self.wide: dict[str, Reg] = {}  # K's and V's 16-bit rows in memory: heads one after the other, each of kv_len
-        self.k_scales: Reg | None = None  # of the heads, where their address is known already
 
     def locate(self) -> None:
         b = self.b
@@ -187,7 +186,7 @@ class Items(Rows):
             self.first_head()
             if folds_scales(self.variant):
                 self.k_scale = b.reg("k_scale_of_head", "f32")
-                scales = b.ld_param("k_scale") if self.k_scales is None else self.k_scales
+                scales = b.ld_param("k_scale")
                 at = b.op("mad.wide.u32", scratch(b, "k_scale_at", "u64"), self.kv_head, 4, scales)
                 b.op("ld.global.nc.f32", self.k_scale, at[0])
             if not self.problem.by_token:
@@ -342,11 +341,16 @@ class Items(Rows):
 
     def tile_start(self, step: Reg) -> Reg:
         """The first key of the tile that comes as number `step`; part of an open fragment."""
+        b, number = self.b, self.tile_number(step)
+        start: Reg = b.op("mul.lo.s32", scratch(b, "tile_start", "s32"), number, self.keys)
+        return start
+
+    def tile_number(self, step: Reg) -> Reg:
+        """The number among those of all keys of the tile that comes as number `step`; part of an open fragment."""
         b = self.b
         behind = b.op("sub.s32", scratch(b, "tile_before", "s32"), self.first_tile, step)
         other = b.op("add.s32", scratch(b, "tile_number", "u32"), self.lowest_tile, step)
         before = b.op("setp.ge.s32", scratch(b, "is_before", "pred"), behind, self.lowest_tile)
         b.op("selp.b32", other, behind, other, before)
         b.op("min.u32", other, other, ((1 << 31) - 1) // self.keys, note="no key lies beyond")
-        start: Reg = b.op("mul.lo.s32", scratch(b, "tile_start", "s32"), other, self.keys)
-        return start
+        return other  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
-from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts
+from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts, widens_at_first
 from ptxgen.attention.prefill.wgmma.variants import plain
 from ptxgen.attention.prefill.wgmma.widened import Widened
 from ptxgen.builder import Builder
@@ -36,15 +36,21 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("make_barriers"):
         ring.make(smem)
     items.locate()
-    if spec.widened:
-        Widened(b, spec, tile, items, dtype).build()
+    widened = Widened(b, spec, tile, items, dtype) if spec.widened else None
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
     with b.fragment("take_registers"):
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
+    if widened is not None:
+        with b.fragment("find_widened", "where 16-bit rows of K and V lie"):
+            widened.begin()
+    passes = b.reg("pass", "u32") if first_maximum_serves and widened is not None else None
     if maps:
-        Boxes(b, tile, items, ring, dtype).build(smem)
+        boxes = Boxes(b, tile, items, ring, dtype)
+        boxes.build(smem)
+        if widened is not None:
+            widened.build(boxes.step, passes)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
     else:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
@@ -53,7 +59,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     output(consumer, smem, first_maximum_serves)
     if first_maximum_serves:
         with b.fragment("first_pass"):
-            number = b.op("mov.u32", "pass", 0)
+            number = b.op("mov.u32", passes or "pass", 0)
             careful = b.op("setp.ne.u32", "is_careful", number, 0)
         with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
             flag = b.reg("flag", "b32")
@@ -68,5 +74,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails, widens=spec.widened,
+        has_tails=tile.tails, widens=spec.widened, widens_at_first=widens_at_first(spec),
     )  # fmt: skip

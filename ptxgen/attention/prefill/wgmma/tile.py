@@ -152,6 +152,12 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
     (192, 2, 96, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
 )
+# In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
+_WIDENED: dict[int, _Row] = {
+    96: (96, 3, 80, False, 80, 144, False),
+    128: (128, 2, 128, False, 104, 200, False),
+    256: (256, 2, 64, False, 72, 216, True),
+}
 _BY_CONVERSION: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 96, False, 80, 144, False),
@@ -163,8 +169,10 @@ _BY_CONVERSION: tuple[_Row, ...] = (
 # ring, whose producer has more to compute.
 _CONVERTED: dict[tuple[int, bool, bool], _Row] = {
     (96, False, False): (96, 2, 128, False, 104, 200, False),
+    (96, True, True): (96, 2, 96, False, 112, 192, False),
     (128, False, False): (128, 2, 128, False, 104, 200, False),
     (128, False, True): (128, 2, 128, False, 104, 200, False),
+    (128, True, False): (128, 2, 96, False, 112, 192, False),
     (192, False, False): (192, 2, 96, False, 104, 200, True),
 }
 _BY_TWO_PRODUCERS: _Row = (128, 2, 128, False, 64, 192, False)
@@ -179,15 +187,18 @@ _BY_FP8: tuple[_Row, ...] = (
 @lru_cache(maxsize=64)
 def wgmma_tile(
     dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False,
-    fp8: bool = False, lean: bool = False,
+    fp8: bool = False, lean: bool = False, widens: bool = False,
 ) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
-    them, `fp8`: but for K. `lean`: two warpgroups of producers convert."""
+    them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are
+    made under the products."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
+    if widens:
+        row = _WIDENED.get(row[0], row)
     if converts and not fp8:
         row = _BY_TWO_PRODUCERS if lean else _CONVERTED.get((row[0], scaled, batched), row)
     return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=maps and batched, fp8=fp8)
@@ -198,8 +209,15 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     cache = prefill.attention.cache
     several = cache.batched or bool(cache.ring)
     return wgmma_tile(
-        prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill)
-    )
+        prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill),
+        prefill.widened and not widens_at_first(prefill),
+    )  # fmt: skip
+
+
+def widens_at_first(prefill: Prefill) -> bool:
+    """Whether all 16-bit rows are made before the first is read: those of a batch, whose short sequences are through
+    sooner than rows are made, and may share pages."""
+    return prefill.widened and prefill.attention.cache.batched
 
 
 def converts(prefill: Prefill) -> bool:
@@ -232,7 +250,8 @@ def by_maps(prefill: Prefill) -> bool:
 
 def adapts(prefill: Prefill) -> bool:
     """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part."""
-    return by_maps(prefill) and not prefill.attention.cache.batched
+    cache = prefill.attention.cache
+    return not (cache.batched or cache.ring or prefill.fp8)
 
 
 def pairs(prefill: Prefill) -> bool:

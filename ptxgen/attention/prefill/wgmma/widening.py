@@ -48,3 +48,14 @@ def scaled(b: Builder, packed: Sequence[Reg], words: Sequence[Reg], scale: Reg, 
         b.op("mov.b32", value, bits)
         b.op("fma.rn.f32", value, value, wide, middle)
     pack(b, packed, values, target)
+
+
+def sign_bits(b: Builder, scale: Reg) -> Reg:
+    """The sign of an f32, as those of four bytes; part of an open fragment."""
+    signs: Reg = b.op("mov.b32", scratch(b, "k_signs", "b32"), scale)
+    b.op("and.b32", signs, signs, -0x80000000)
+    upper = scratch(b, "k_sign", "b32")
+    for distance in (16, 8):
+        b.op("shr.u32", upper, signs, distance)
+        b.op("or.b32", signs, signs, upper)
+    return signs

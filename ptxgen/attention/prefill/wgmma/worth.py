@@ -12,8 +12,9 @@ from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, adapts, 
 # By the largest head_dim: TFLOP/s of a multiprocessor over 16-bit rows, and the share of it that is left where e4m3 and
 # int8 are converted on the way.
 RATES = ((96, 4.85, {"e4m3": 0.89, "s8": 0.80}), (256, 6.17, {"e4m3": 0.78, "s8": 0.69}))
-# Microseconds that widening takes by itself, and for a MB of keys and values.
-BEGIN, MEGABYTE = 4.2, 0.86
+# Microseconds that widening takes by itself, and for a MB of keys and values: of one sequence, under the products; of a
+# batch, before them.
+BEGIN, MEGABYTE = {False: 3.6, True: 4.2}, {False: 0.28, True: 0.86}
 
 
 def is_worth_it(prefill: Prefill, tokens: int, keys: int, sequences: int = 1) -> bool:
@@ -36,9 +37,11 @@ def is_worth_it(prefill: Prefill, tokens: int, keys: int, sequences: int = 1) ->
         """The products of the CTA that has most of the tiles of so many rows."""
         return max(1.0, items(of) / CHIP_SMS) * of * seen * prefill.dim * 4e-6 / rate
 
-    narrow = tile_of(replace(prefill, widened=False)).rows
-    wide, fewest = tile_of(prefill).rows, FEWEST * ROWS
-    if adapts(prefill) and items(fewest) <= CHIP_SMS:
-        wide = fewest
+    def tile_rows(way: Prefill) -> int:
+        fewest = FEWEST * ROWS
+        return fewest if adapts(way) and items(fewest) <= CHIP_SMS else tile_of(way).rows
+
+    narrow, wide = tile_rows(replace(prefill, widened=False)), tile_rows(prefill)
     megabytes = 2e-6 * sequences * problem.n_kv_heads * prefill.dim * widened
-    return us(narrow) / shares[problem.kv_dtype.name] > us(wide) + BEGIN + MEGABYTE * megabytes
+    batch = prefill.attention.cache.batched
+    return us(narrow) / shares[problem.kv_dtype.name] > us(wide) + BEGIN[batch] + MEGABYTE[batch] * megabytes
