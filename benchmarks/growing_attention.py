@@ -146,7 +146,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
         torch.cuda.empty_cache()
 
     ends = time.monotonic() + given.seconds
-    work_off(run, [Task(case_of(*size), "all", partial(work, *size), seconds=4.0) for size in SIZES], ends)
+    work_off(run, [Task(case_of(*size), "all", partial(work, *size), seconds=2.0) for size in SIZES], ends)
 
 
 def case_of(batch: int, positions: int, kind: str = "both") -> dict[str, Any]:

@@ -21,13 +21,22 @@ KINDS = {
 
 
 def newest() -> list[dict[str, Any]]:
-    """The rows of the run that has most of all cases beside all peers, of several the last."""
-    wanted = {(kind, depth, batch, impl) for kind in KINDS for depth in DEPTHS for batch in BATCHES for impl in IMPLS}
+    """Of every kind the rows of the run that has most of its cases beside all peers, of several the last."""
+    return [row for kind in KINDS for row in newest_of(kind)]
+
+
+def newest_of(kind: str) -> list[dict[str, Any]]:
+    """The rows of one kind that `newest` takes."""
+    wanted = {(depth, batch, impl) for depth in DEPTHS for batch in BATCHES for impl in IMPLS}
+    of = [
+        [row for row in rows if row["case"]["kind"] == kind and "tokens_per_s" in row]
+        for rows in runs("transformers_attention").values()
+    ]
 
     def measured(rows: list[dict[str, Any]]) -> int:
-        return len(wanted & {(*row["case"].values(), row["impl"]) for row in rows if "tokens_per_s" in row})
+        return len(wanted & {(row["case"]["depth"], row["case"]["batch"], row["impl"]) for row in rows})
 
-    return max(reversed(runs("transformers_attention").values()), key=measured)
+    return max(reversed(of), key=measured)
 
 
 def engines() -> str:
@@ -57,7 +66,7 @@ def _lines() -> Iterator[str]:
     yield (
         f"Tokens per second on an {rows[0]['device']} of a model of the shape of Llama 3.2 1B in bf16 with random "
         f"weights, torch 2.11, transformers 5.17 (`python -m benchmarks.transformers_attention`), all in one process "
-        f'and in turns. {commit_of(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
+        f'and in turns. {commits(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
         'step over a cache that grows, as it is, of lengths that come again; "new lengths": of lengths that no step '
         'before it had; "in place": as "eager", over a `growing_cache`, of all; "prompt": a whole prompt. "fa2" is '
         "torch's FlashAttention 2 without a mask, told by the host how many keys count, which transformers does not do "
@@ -78,6 +87,18 @@ def _lines() -> Iterator[str]:
     yield ""
     if (RESULTS / "growing_attention.jsonl").is_file():
         yield from _layer(load("growing_attention"))
+
+
+def commits(rows: list[dict[str, Any]]) -> str:
+    """Of which runs the kinds are, in a sentence or several."""
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        of = kinds.setdefault(commit_of([row]), [])
+        if row["case"]["kind"] not in of:
+            of.append(row["case"]["kind"])
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return " ".join(f"{', '.join(of)}: {said[0].lower()}{said[1:]}" for said, of in kinds.items())
 
 
 def _slower(highs: dict[tuple[Any, ...], float]) -> str:

@@ -13,9 +13,11 @@ from benchmarks.report.selection import (
     commit_of,
     commits_of,
     newest_rows,
+    newest_tokens,
     rows_alone,
     rows_elsewhere,
     rows_measured,
+    runs_of_tokens,
     span,
 )
 
@@ -57,7 +59,7 @@ def tokens() -> str:
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
     steps, prompts = newest_rows("decode_step"), newest_rows("prompt")
-    alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), rows_measured("products", "pack")
+    alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), newest_tokens("products", "pack")
     yield from _part(
         "Whole models: µs of a decode step",
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
@@ -92,10 +94,10 @@ def whole_models() -> Iterable[str]:
         "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
         "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
         "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
-        f"{packed_products.ratios(many)}. {commit_of(many)}",
+        f"{packed_products.ratios(many)}. {runs_of_tokens(many)}",
         packed_products.table(many),
     )
-    in_bytes = rows_measured("products", e4m3_products.PACK)
+    in_bytes = newest_tokens("products", e4m3_products.PACK)
     yield "## Products of many tokens in e4m3: µs as graph nodes, weights beyond the L2\n"
     yield (
         "Tokens and weights in e4m3, results in bf16; no time counts the rounding of tokens, which is `pack-e4m3`. "
@@ -105,7 +107,7 @@ def whole_models() -> Iterable[str]:
         "`cublas-fast`: the same with `use_fast_accum=True`; `cublas-block`: `scaled_mm`, scales of 1 × 128 and "
         "128 × 128. `error`: relative, against float64 of tokens before they were rounded; `of sums`: after, with what "
         f"rounding to bf16 leaves. Geometric means of cuBLAS ÷ ours: {e4m3_products.ratios(in_bytes)}. "
-        f"{commit_of(in_bytes)}\n"
+        f"{runs_of_tokens(in_bytes)}\n"
     )
     yield e4m3_products.table(in_bytes) + "\n"
 

@@ -34,6 +34,39 @@ def newest_rows(bench: str) -> list[dict[str, Any]]:
     return [row for key in sorted(found) for row in found[key]]
 
 
+def newest_tokens(bench: str, impl: str) -> list[dict[str, Any]]:
+    """Of every number of tokens in every weights the timed rows of the last whole run with `impl` that has it."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for rows in runs(bench).values():
+        if rows[-1].get("partial"):
+            continue
+        timed = [row for row in rows if "us" in row]
+        if all(row["impl"] != impl for row in timed):
+            continue
+        for key in {tokens_of(row) for row in timed}:
+            found[key] = [row for row in timed if tokens_of(row) == key]
+    return [row for key in sorted(found) for row in found[key]]
+
+
+def tokens_of(row: Mapping[str, Any]) -> tuple[str, int]:
+    """A product's weights, and its tokens."""
+    return row["case"]["weights"], row["case"]["m"]
+
+
+def runs_of_tokens(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Which weights' tokens are of which run and commit, in a sentence."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        weights, tokens = tokens_of(row)
+        of = found.setdefault(f"run {row['run']}, commit {row['commit']}", {}).setdefault(weights, [])
+        if str(tokens) not in of:
+            of.append(str(tokens))
+    if len(found) == 1:
+        return f"R{next(iter(found))[1:]}."
+    said = [", ".join(" ".join((name, *of)) for name, of in each.items()) + f": {run}" for run, each in found.items()]
+    return f"By tokens: {'; '.join(said)}."
+
+
 def rows_alone(bench: str) -> list[dict[str, Any]]:
     """The last row of every case and implementation in runs since the last whole one: ours, without peers."""
     found: dict[tuple[str, str], dict[str, Any]] = {}

@@ -45,7 +45,7 @@ INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too
+FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too, or registers are few
 
 
 @kernel_type
@@ -72,7 +72,8 @@ class PackedGemm(PackedProduct):
     below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
-    `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
+    `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
+    round more; the order of sums then follows from the number of tokens.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -311,7 +312,7 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
-            fewer, more = FACTORED_REGISTERS if at.pipelined else REGISTERS[at.shape.groups]
+            fewer, more = FACTORED_REGISTERS if at.pipelined or at.crowded else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):

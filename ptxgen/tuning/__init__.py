@@ -18,7 +18,8 @@ what it leaves out, and every shape that no row names, is decided by the thresho
 
     {"sm": "sm_90", "weights": "q4_k", "n": 2048, "k": 5632, "choose": {"warps": 12, "stages": 2, "ctas": 132}}
 
-with keys of `ProductShape` and all of `ProductChoice`; every other product is shared out as its geometry says.
+with keys of `ProductShape` and those of `ProductChoice`, of which `split` may be left out; every other product is
+shared out as its geometry says.
 
 `PTXGEN_TUNING` names a user's own table, as `ptxgen tune` writes it. Its rows stand before the shipped ones, its models
 replace theirs. Texts are deterministic for a given table; kernels in memory are kept apart by the table's digest.

@@ -72,6 +72,25 @@ def test_long_and_short_sequences_among_many_units(device: Device) -> None:
     trial(one, device, target="sm_90", arguments=given, batch=3).require()
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"page_size": 16}, {"kv_dtype": "s8"}, {"n_heads": 8, "n_kv_heads": 8}], ids=str
+)
+def test_units_of_batches_whose_launches_overlap(fields: dict[str, object]) -> None:
+    """Short rows of many units, in 16 bits: loads to registers, where CTAs of the next launch would hold rings."""
+    shape = {"max_len": 200, "head_dim": 64, "n_heads": 16, "n_kv_heads": 16, "batched": True, **fields}
+    apart, over = (spec(**shape, programmatic=flag).plan(parse_target("sm_90")) for flag in (False, True))
+    assert (over == apart) == bool(fields)
+    if fields:
+        return
+    assert (over.shape.warps, over.shape.stages, over.shape.in_flight) == (4, 0, 3)
+    one = spec(**shape, programmatic=True)
+    given = one.example(np.random.default_rng(8), batch=3)
+    given["seq_lens"] = np.array([200, 0, 77], np.int32)
+    poison(one, given)
+    for mode in ("check", "random"):
+        trial(one, CpuDevice(mode), target="sm_90", arguments=given, batch=3).require()
+
+
 ROUNDS = Choice(warps=4, cluster=1, grid=20, in_flight=2, split_positions=128, mergers=1, room=20, rounds=1)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.packed_products import TARGET, cases, ratios, table
+from benchmarks.report import selection
 from ptxgen.kernel import supports
 from ptxgen.kernels import PackedGemm
 
@@ -37,4 +40,21 @@ def test_ratios_are_those_of_the_faster_launch() -> None:
         return [{"case": case, "impl": impl, "us": value} for impl, value in us.items()]
 
     both = [*rows(8, ptxgen=10, programmatic=5, cublas=10), *rows(512, ptxgen=20, cublas=10), *rows(2048, ptxgen=1)]
-    assert ratios(both) == "2.00 for 8 to 64 tokens, 0.50 for 512 tokens"
+    assert ratios(both) == "2.00 for 8 to 64 tokens (least 2.00), 0.50 for 512 tokens (least 0.50)"
+
+
+def test_of_every_number_of_tokens_the_newest_whole_run_with_packing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(run: str, tokens: int, impl: str, **more: Any) -> dict[str, Any]:
+        return {"case": {"m": tokens, "weights": "bf16"}, "impl": impl, "us": 1.0, "run": run, "commit": "c", **more}
+
+    found = {
+        "old": [row("old", tokens, impl) for tokens in (8, 128) for impl in ("pack", "ptxgen")],
+        "new": [row("new", 128, impl) for impl in ("pack", "ptxgen")],
+        "other": [row("other", 128, "ptxgen")],
+        "ended": [row("ended", 128, impl, partial=True) for impl in ("pack", "ptxgen")],
+    }
+    monkeypatch.setattr(selection, "runs", lambda bench: found)
+    shown = selection.newest_tokens("products", "pack")
+    assert [(each["run"], each["case"]["m"]) for each in shown] == [("old", 8)] * 2 + [("new", 128)] * 2
+    assert selection.runs_of_tokens(shown) == "By tokens: bf16 8: run old, commit c; bf16 128: run new, commit c."
+    assert selection.runs_of_tokens(shown[:2]) == "Run old, commit c."

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from benchmarks.documents import engines
 from benchmarks.timing.turns import LEAST, LONG_ROUND, MOST, Ahead, ahead, alternated
 from benchmarks.transformers_attention import scatter, table
 
@@ -79,3 +80,20 @@ def test_the_turns_quotient_is_shown() -> None:
     assert table(rows).splitlines()[2] == "| prompt | 512 | 8 | 100 | 100 | – | 1.040 (0.990 to 1.060) |"
     rows[0] |= scatter(Ahead(1.04, 1.04, 1.04, 1))
     assert table(rows).splitlines()[2] == "| prompt | 512 | 8 | 100 | 100 | – | 1.040 |"
+
+
+def test_of_every_kind_the_fullest_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(run: str, kind: str, depth: int) -> dict[str, object]:
+        case = {"kind": kind, "depth": depth, "batch": 1}
+        return {"case": case, "impl": "ptxgen", "run": run, "commit": f"of {run}", "tokens_per_s": 1.0}
+
+    first = [row("a", "graph", 512), row("a", "eager", 512), row("a", "prompt", 512), row("a", "prompt", 4096)]
+    second = [row("b", "graph", 512), row("b", "prompt", 512), row("b", "in place", 512)]
+    monkeypatch.setattr(engines, "runs", lambda _: {"a": first, "b": second})
+    shown = engines.newest()
+    assert [(of["run"], of["case"]["kind"]) for of in shown] == [
+        ("b", "graph"), ("a", "eager"), ("b", "in place"), ("a", "prompt"), ("a", "prompt"),
+    ]  # fmt: skip
+    said = "graph, in place: run b, commit of b. eager, prompt: run a, commit of a."
+    assert engines.commits(shown) == said
+    assert engines.commits(first) == "Run a, commit of a."

@@ -240,6 +240,16 @@ def test_k_of_all_tiles_is_shared_out(
     clear_cache()
 
 
+@pytest.mark.parametrize("processors", [1, 2, 3, 5, 12, 13])
+@pytest.mark.parametrize("rows", [255, 256, 257])
+def test_tiles_are_whole_behind_the_last_uneven_round(
+    processors: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    tried(PackedGemm(392, 320, tokens=128, precision="fast", stream=True, programmatic=True), "check", rows, FAST)
+    clear_cache()
+
+
 def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "PROCESSORS", 3)
     spec = PackedGemm(392, 512, tokens=128, precision="fast", stream=True)

@@ -8,10 +8,10 @@ import pytest
 
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
-from ptxgen.dtypes import e4m3
+from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.kernels.packed_gemm import FORMATS
-from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.kernels.packed_gemm import FACTORED_REGISTERS, FORMATS, REGISTERS
+from ptxgen.products.wgmma import geometry, tiles, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
@@ -193,6 +193,20 @@ def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
 
 
+@pytest.mark.parametrize("row", tiles.MEASURED)
+def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[int, ...]) -> None:
+    n, k, least, most, *tile = row
+    fields: dict[str, Any] = {"n": n, "k": k, "precision": "fast", "out_dtype": bf16}
+    for rows in (least, most):
+        spec = PackedGemm.best(rows, **fields)
+        assert [spec.tokens, spec.tile_rows, spec.split, spec.share] == tile
+        assert supports(spec, WHERE)
+        assert PackedGemm.best(rows, **fields, split=2).split == 2
+    for rows in (least - 1, most + 1):
+        assert tiles._measured(fields, rows) == {}
+    assert tiles._measured(fields | {"out_dtype": f32}, most) == {}
+
+
 @needs_assembler
 @pytest.mark.parametrize(("name", "count", "rows"), [("e4m3_block", 128, 256), ("e4m3_channel", 192, 128)])
 def test_no_spills_of_products_of_bytes(name: str, count: int, rows: int) -> None:
@@ -207,3 +221,11 @@ def test_no_spills_at_a_models_sizes(name: str, count: int) -> None:
     for fusion in ({"residual": True}, {"gated": True, "activation": "silu"}):
         ptx = generate(PackedGemm(4096, 4096, name, tokens=count, precision="fast", **fusion), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
+
+
+def test_warpgroups_take_no_more_registers_than_their_launch_has() -> None:
+    """setmaxnreg would wait for ever."""
+    first = {2: 168, 3: 128, 4: 96}  # of 65536, for all threads of so many warpgroups and the one that copies
+    chosen = [*REGISTERS.items(), (2, FACTORED_REGISTERS)]
+    for groups, (fewer, more) in chosen:
+        assert fewer + groups * more <= (groups + 1) * first[groups]

@@ -64,12 +64,14 @@ def outlines() -> tuple[Outline, ...]:
     bf16, fast = {"q_dtype": "bf16", "kv_dtype": "bf16"}, {"weights": "bf16", "precision": "fast"}
     blocks = {"weights": "e4m3_block", "x_dtype": "e4m3", "precision": "fast", "out_dtype": "bf16"}
     gated = {"gated": True, "activation": "silu", "stream": True}
+    crowded = {"bias": True, "activation": "gelu_tanh", "stream": True}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("packed_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **fast, split=2, programmatic=True)),
         Outline("packed_factors", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks)),
         Outline("packed_factors_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=128, split=2, **blocks)),
+        Outline("packed_crowded", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks, **crowded)),
         Outline(
             "packed_mates",
             "sm_90a",

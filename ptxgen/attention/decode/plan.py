@@ -113,6 +113,7 @@ def _chip(target: Target) -> tuple[str, Chip]:
 # (64 dims of f16: 3, 4 and 8 units in batches of 1 to 48 were never slower). What a warp's registers hold beside tiles
 # in flight, and bytes of a tile from which loads to registers are best.
 _BATCH_WARPS, _BATCH_UNITS, _SHORT_ROW, _OTHER_REGISTERS, _WIDE_TILE = 4, 16, 128, 80, 8192
+_BESIDE = 3  # CTAs of a multiprocessor that are at work where the next launch's wait
 WAVES = 4  # of the chip's room: units of a batch that are more than it are split until they fill most of so many
 
 # Outputs of so many values make long records: then pairs of CTAs merge first, if a unit gets so many CTAs.
@@ -127,6 +128,7 @@ def default_choice(
     *,
     batched: bool,
     invariant: bool = False,
+    programmatic: bool = False,
     decided: bool = False,
 ) -> Choice:
     """What to do about an attention that no row of the table names; `decided`: one names its CTAs."""
@@ -136,6 +138,8 @@ def default_choice(
     )
     even = units >= _BATCH_UNITS or attention.cache.k.row_bytes <= _SHORT_ROW
     if batched and not invariant and not decided and chip.cluster > 1 and even:
+        if programmatic and units >= _BATCH_UNITS and _has_halves_of_64(attention):
+            return _of_overlapping_batch(chip, model, in_flight)
         return _of_batch(attention, chip, model, shape, in_flight)
     share = max(1, chip.sms // units)
     warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
@@ -162,6 +166,19 @@ def _of_batch(attention: Attention, chip: Chip, model: Model, shape: LoopShape, 
     return Choice(_BATCH_WARPS, 1, 2 * chip.sms, in_flight, model.split_positions, stages, room=room)
 
 
+def _has_halves_of_64(attention: Attention) -> bool:
+    """Whether rows are 64 dims of 16 bits, one after the other: what was measured where launches overlap."""
+    cache = attention.cache
+    return attention.problem.kv_dtype.bytes == 2 and cache.k.row_bytes == _SHORT_ROW and not cache.page_size
+
+
+def _of_overlapping_batch(chip: Chip, model: Model, in_flight: int) -> Choice:
+    """CTAs of the next launch wait beside this one's, so that fewer are at work, with a tile more in flight; in
+    registers, as those that wait would hold rings, too."""
+    room = _BESIDE * chip.sms
+    return Choice(_BATCH_WARPS, 1, 2 * chip.sms, in_flight + 1, model.split_positions, room=room)
+
+
 def choice_of(
     attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
 ) -> Choice:
@@ -171,7 +188,9 @@ def choice_of(
     shape_asked = shape_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
     decided = not table.decides(shape_asked).isdisjoint({"warps", "cluster", "grid"})
     model = table.model(sm)
-    default = default_choice(attention, chip, model, shape, batched=batched, invariant=invariant, decided=decided)
+    default = default_choice(
+        attention, chip, model, shape, batched=batched, invariant=invariant, programmatic=programmatic, decided=decided
+    )
     return table.choose(shape_asked, default)
 
 

@@ -46,6 +46,9 @@ MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as ma
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
+CROWDED = (
+    312  # sums of a row, short ones among them, of each of at most two warpgroups, from which on registers are few
+)
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
@@ -222,6 +225,11 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
     return min(tokens, LARGEST_PIECE), 1, 1
 
 
+def _alone_with_two(shape: Shape, tokens: int) -> bool:
+    """Whether one warpgroup has as many sums of two blocks as of one tile of most tokens."""
+    return shape.groups == 1 and shape.blocks > 1 and tokens * shape.blocks > MOST_ADDED
+
+
 def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether sums of blocks take turns with products: of CTAs that have whole blocks of rows, all of them there."""
     rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
@@ -304,8 +312,9 @@ class Geometry:
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         if pipelined:
             promoted = (FACTORED if factored else UNIFORM)[records * TILE_ROWS, tokens]
-            if not factored and tokens > MOST_ADDED and (spec.stream or shape.split > 1):
-                promoted = UNIFORM_SHARED
+        tall = spec.row_scales and tokens > MOST_ADDED
+        if spec.in_blocks and (spec.stream or shape.split > 1) and (tall or _alone_with_two(shape, tokens)):
+            promoted = UNIFORM_SHARED
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
             promoted = tokens * (spec.digits + more), 1, 2
@@ -324,6 +333,11 @@ class Geometry:
     def sums(self) -> int:
         """Of a row, in registers of a warpgroup."""
         return self.tokens * self.shape.blocks + self.shorts * self.product_tokens
+
+    @property
+    def crowded(self) -> bool:
+        """Whether products whose sums are short leave so few registers that what a tile needs once, it finds anew."""
+        return self.shorts > 0 and not self.exact and self.shape.groups <= 2 and self.sums >= CROWDED
 
     @property
     def turns(self) -> bool:

@@ -59,7 +59,11 @@ class HalfResults:
             self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
             self._find(tasks.group, tasks.token_tile, tasks.count)
-        build_rounds(b, at, self.meeting, "results", self._leave, self._take)
+            left: Reg | None = None
+            if at.crowded and self.spec.activation:
+                left = b.op("mul.lo.u32", "tile_left", tasks.token_tile, at.tokens)
+                b.op("sub.s32", left, tasks.count, left)
+        build_rounds(b, at, self.meeting, "results", self._leave, self._take, left=left)
 
     def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
         b, at = self.b, self.at

@@ -41,7 +41,7 @@ class PackedProduct(Weighted):
         default=False,
         later=True,
         draws=lambda drawn: (False, drawn.get("tokens", 0) > 64),
-        doc="CTAs share k of all tiles evenly: a result then depends on how many tokens there are",
+        doc="CTAs share k of tiles evenly: a result then depends on how many tokens there are",
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False

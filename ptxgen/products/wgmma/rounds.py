@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
 from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry
 
@@ -18,19 +18,29 @@ def build_rounds(
     take: Callable[[int], None],
     *,
     alone: bool = False,
+    left: Reg | None = None,
 ) -> None:
     """Fragments `leave<n>` and `take<n>` of every round, and what a template asks of them.
 
     `leave` and `take` append what brings `what` of some tokens, from the given one on, to shared memory and from there
     to the output. Warps meet at barrier `meeting`: with two buffers once a round, where a round has its buffer `alone`
-    also before they leave the next.
+    also before they leave the next. `left`: tokens of the tile; rounds without any are left out then, and ptxas, which
+    else begins all activations at once, has registers for those of one.
     """
-    rounds = []
+    rounds: list[tuple[Fragment, Fragment]] = []
+    begins: list[Fragment | None] = []
+    has_round: Reg | None = None
     for number, first in enumerate(range(0, at.out_tokens, at.result_tokens)):
-        with b.fragment(f"leave{number}", f"tokens {first} on: {what} to shared memory") as left:
+        begin: Fragment | None = None
+        if left is not None and number:
+            with b.fragment(f"begin{number}", "whether the tile has these tokens") as begin:
+                has_round = b.op("setp.gt.s32", has_round or "has_round", left, first)
+        begins.append(begin)
+        with b.fragment(f"leave{number}", f"tokens {first} on: {what} to shared memory") as given:
             leave(first)
         with b.fragment(f"take{number}", "and from there to the output") as taken:
             take(first)
-        rounds.append((left, taken))
-    last = alone or len(rounds) % RESULT_BUFFERS > 0
+        rounds.append((given, taken))
+    b.expose(begin_rounds=begins, goes_on=has_round, round_tokens=left is not None)
+    last = alone or left is not None or len(rounds) % RESULT_BUFFERS > 0
     b.expose(result_rounds=rounds, result_meeting=(meeting, 32 * WARPS), meets_each=alone, meets_last=last)

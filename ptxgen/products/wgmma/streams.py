@@ -39,6 +39,8 @@ class Streams:
         threads = 32 * at.warps
         slot_bytes = 4 * VECTOR * len(quads) * threads
         with b.fragment("begin_parts", "where this thread's part of a CTA's sums lies"):
+            if at.crowded:
+                tasks.find_cluster()
             sums_at = b.ld_param("partial_sums")
             b.op("mad.wide.u32", sums_at, tasks.thread, 4 * VECTOR, sums_at)
             words = b.ld_param("given")

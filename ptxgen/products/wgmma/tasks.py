@@ -1,7 +1,8 @@
 """Which tile a CTA works on next, and which part of k: of whole tiles in turn, or of an even share of all k.
 
 Tiles of many tokens go in bands, so that neighbouring CTAs have rows of weights or tokens in common. Where k is shared
-evenly (`stream`), a CTA begins and ends within tiles; `streams.py` has what becomes of their sums.
+evenly (`stream`), a CTA begins and ends within tiles; `streams.py` has what becomes of their sums. Of many tokens only
+the last uneven round of tiles and one round more are shared so, first; then every CTA has as many whole tiles.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -37,6 +38,7 @@ class Tasks:
         self.takes: Reg | None = None
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
+        self.whole: Reg | None = None  # the next tile that is not shared
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
     def locate(self, make_ring: Callable[[Reg], None]) -> None:
@@ -62,7 +64,7 @@ class Tasks:
                 self.split_rank = b.op("div.u32", "split_rank", rank, share)
             if share > 1:
                 b.op("div.u32", self.tile_step, self.tile_step, share)
-            if self.split_rank is not None:
+            if self.split_rank is not None and not at.crowded:
                 self._split(self.split_rank)
             make_ring(thread)
             self.weight = b.ld_param("weight")
@@ -71,7 +73,8 @@ class Tasks:
                 b.op("rem.u32", self.group, tile, self.clusters)
                 self._own_group()
             if self.spec.stream:
-                self.cluster = b.op("min.u32", "cluster", tile, at.most_turns - 1)
+                self.cluster = b.reg("cluster", "u32")
+                b.op("min.u32", self.cluster, tile, at.most_turns - 1)
                 self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
 
     def _split(self, rank: Reg) -> None:
@@ -99,7 +102,7 @@ class Tasks:
 
     def build(self) -> None:
         """Build the fragments that count tokens, find a CTA's tiles and go from one to the next."""
-        b, spec = self.b, self.spec
+        b, spec, at = self.b, self.spec, self.at
         tile = self.tile
         with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
             if spec.indirect:
@@ -109,9 +112,8 @@ class Tasks:
                 count = b.ld_param("n_rows")
             count = self.count = b.op("max.s32", "tokens_counted", count, 0)
             b.op("min.s32", count, count, MOST_ROWS)
-            token_tiles = self.token_tiles = b.op("add.u32", "token_tiles", count, spec.tokens - 1)
-            b.op("div.u32", token_tiles, token_tiles, spec.tokens)
-            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, self.clusters)
+            self.token_tiles, tiles = b.reg("token_tiles", "u32"), b.reg("tiles_in_all", "u32")
+            self._count_tiles(tiles)
             if spec.stream:
                 self._find_range(tiles)
             else:
@@ -119,14 +121,41 @@ class Tasks:
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
             if spec.stream:
                 self._find_part()
+            if self.split_rank is not None and at.crowded:
+                self._split(self.split_rank)
             self._find_tile()
         with b.fragment("next_tile"):
+            if at.crowded:
+                self._count_tiles(tiles)
             if spec.stream:
-                b.op("add.u32", self.unit, self.unit, self.steps)
-                b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+                self._next_part(tiles)
             else:
+                if at.crowded:
+                    self._find_step()
                 b.op("add.u32", tile, tile, self.tile_step)
                 b.op("setp.lt.u32", "more_tiles", tile, tiles)
+
+    def _count_tiles(self, tiles: Reg) -> None:
+        """Tiles of tokens, and of all clusters."""
+        b, each, token_tiles = self.b, self.spec.tokens, self.token_tiles
+        b.op("add.u32", token_tiles, self.count, each - 1)
+        b.op("div.u32", token_tiles, token_tiles, each)
+        b.op("mul.lo.u32", tiles, token_tiles, self.clusters)
+
+    def find_cluster(self) -> None:
+        """Anew, which cluster of the launch this is; part of an open fragment."""
+        b, share = self.b, self.at.shape.share
+        b.op("mov.u32", self.cluster, b.special("ctaid.x"))
+        if share > 1:
+            b.op("div.u32", self.cluster, self.cluster, share)
+        b.op("min.u32", self.cluster, self.cluster, self.at.most_turns - 1)
+
+    def _find_step(self) -> None:
+        """From one tile of a CTA to its next."""
+        b, share = self.b, self.at.shape.share
+        b.op("mov.u32", self.tile_step, b.special("nctaid.x"))
+        if share > 1:
+            b.op("div.u32", self.tile_step, self.tile_step, share)
 
     def _find_tile(self) -> None:
         b, at, tile = self.b, self.at, self.tile
@@ -154,9 +183,13 @@ class Tasks:
     # -- an even share of all k ----------------------------------------------------------------------------------------
 
     def _find_range(self, tiles: Reg) -> None:
-        """Steps of all tiles, one tile's after the other's, are dealt out in runs of the same length, or one more."""
+        """Steps of all tiles that are shared, one tile's after the other's, are dealt out in runs of the same length,
+        or one more."""
         b, clusters = self.b, self.tile_step
-        units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
+        if self.at.tokens > MOST_ROWS_FIRST:
+            units = self._find_whole(tiles)
+        else:
+            units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
         self.run = b.op("div.u32", "run", units, clusters)
         left = self.longer = b.op("mul.lo.u32", "longer_runs", self.run, clusters)
         b.op("sub.u32", left, units, left)
@@ -166,6 +199,33 @@ class Tasks:
         after = b.op("add.u32", "next_cluster", self.cluster, 1)
         self.find_end(self.end, after)
         self.has_tile = b.op("setp.lt.u32", "has_tile", self.unit, self.end)
+
+    def _find_whole(self, tiles: Reg) -> Reg:
+        """Steps that are shared: of several rounds of tiles what is left of the last, and one round more; tiles from
+        there on are whole, and each cluster goes on to its own."""
+        b, clusters, steps = self.b, self.at.most_turns, self.at.steps
+        b.op("min.u32", tiles, tiles, MOST_UNITS // steps)
+        whole = self.whole = b.op("rem.u32", "whole_tile", tiles, clusters)
+        b.op("add.u32", whole, whole, clusters)
+        b.op("min.u32", whole, whole, tiles)
+        units: Reg = b.op("mul.lo.u32", "steps_shared", whole, steps)
+        b.op("add.u32", whole, whole, self.cluster)
+        return units
+
+    def _next_part(self, tiles: Reg) -> None:
+        """The next part of this CTA's run; behind the last its whole tiles."""
+        b = self.b
+        b.op("add.u32", self.unit, self.unit, self.steps)
+        if self.whole is None:
+            b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+            return
+        ended = b.op("setp.ge.u32", "run_ends", self.unit, self.end)
+        more = b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
+        b.op("setp.lt.u32", more, self.whole, tiles, pred=ended)
+        b.op("min.u32", self.whole, self.whole, MOST_UNITS // self.at.steps - 1)
+        b.op("mul.lo.u32", self.unit, self.whole, self.at.steps, pred=ended)
+        b.op("add.u32", self.end, self.unit, self.at.steps, pred=ended)
+        b.op("add.u32", self.whole, self.whole, self.at.most_turns, pred=ended)
 
     def find_end(self, out: Reg, clusters: Reg) -> None:
         """Where the runs of the first `clusters` clusters end."""
@@ -178,6 +238,8 @@ class Tasks:
         assert first is not None
         assert isinstance(steps, Reg)
         b.op("div.u32", self.tile, self.unit, at.steps)
+        if self.whole is not None:
+            b.op("min.u32", self.tile, self.tile, MOST_UNITS // at.steps - 1)
         b.op("mul.lo.u32", first, self.tile, at.steps)
         b.op("sub.u32", first, self.unit, first)
         b.op("sub.u32", steps, self.end, self.unit)
