@@ -76,6 +76,18 @@ def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str,
 
 
 @MODES
+@pytest.mark.parametrize("row_scales", [False, True])
+@pytest.mark.parametrize("fields", [
+    {"tokens": 104, "split": 2, "gated": True, "activation": "silu"},
+    {"tokens": 112, "tile_rows": 128, "stream": True},
+    {"tokens": 112, "tile_rows": 128, "split": 2, "residual": True},
+], ids=str)  # fmt: skip
+def test_tiles_of_no_multiple_of_64_tokens_share_k(mode: str, fields: dict[str, Any], row_scales: bool) -> None:
+    spec = product(n=256, k=512, row_scales=row_scales, **fields)
+    trial(spec, CpuDevice(mode=mode), target=WHERE, rows=spec.tokens + 3, limit=EXACT).require()
+
+
+@MODES
 @pytest.mark.parametrize(
     ("rows", "fields"),
     [

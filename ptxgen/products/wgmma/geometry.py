@@ -313,7 +313,8 @@ class Geometry:
         if pipelined:
             promoted = (FACTORED if factored else UNIFORM)[records * TILE_ROWS, tokens]
         tall = spec.row_scales and tokens > MOST_ADDED
-        if spec.in_blocks and (spec.stream or shape.split > 1) and (tall or _alone_with_two(shape, tokens)):
+        shared = spec.in_blocks and (spec.stream or shape.split > 1) and tokens % UNIFORM_SHARED[0] == 0
+        if shared and (tall or _alone_with_two(shape, tokens)):
             promoted = UNIFORM_SHARED
         if spec.by_row:
             more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
