@@ -69,6 +69,7 @@ def whole_models() -> Iterable[str]:
         decode_step.table(steps),
     )
     yield from _since("decode_step", "µs")
+    yield STEPS_SINCE
     yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
     yield from _never_reached("decode_step")
     yield from where_the_time_goes()
@@ -87,7 +88,7 @@ def whole_models() -> Iterable[str]:
         f"relative, against float64. {commit_of(alone)}",
         products.table(alone),
     )
-    yield from _products_since()
+    yield from _products_since(alone[0]["run"])
     yield from one_token(alone)
     yield from _part(
         "Products of many tokens: µs as graph nodes, weights beyond the L2",
@@ -209,7 +210,7 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """Products of one token against what is wanted of them, with the rows of the tuning table that a search found."""
     one = [row for row in rows if row["case"]["m"] == 1]
     floors = {json.dumps(row["case"]): row["us"] for row in one if row["impl"] == "floor"}
-    searched = (row for row in rows_alone("products") if "geometry" in row and row["impl"] == "ptxgen")
+    searched = (row for row in rows_alone("products", rows[0]["run"]) if "geometry" in row and row["impl"] == "ptxgen")
     tuned = {json.dumps(row["case"]): row for row in searched}
     lines = []
     for row in one:
@@ -271,6 +272,13 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     yield "Measured since, in other runs:\n"
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
 
+
+STEPS_SINCE = """Rows of commit 9f1c403a692e are of a run on a host that compiled llama.cpp and transformers' steps
+meanwhile. Some are off by that, as runs before and after a change show: 8 × 512 and 32 × 512 of llama-3-8b in
+`ptxgen-fast` (3924 and 4811 before; 3947 in turns with the code before, 3975), 2 × 512 of llama-3.2-1b in it,
+llama-3-8b in Q4_K_M alone at depth 0 (1420), llama.cpp there (3703) and at 8 × 512 of qwen2.5-1.5b (3817), and
+transformers at 8 × 512 of llama-3-8b (7698).
+"""
 
 FEW_TOKENS = """The figures from here to the next heading were read off while kernels were made: single measurements on
 an H200, of which there are no rows in `benchmarks/results`.
@@ -363,9 +371,9 @@ PACKED = {
 }
 
 
-def _products_since() -> Iterable[str]:
-    """Rows of a few tokens as bytes, which the last whole run does not have."""
-    rows = [row for row in rows_alone("products") if "pack_us" in row]
+def _products_since(run: str) -> Iterable[str]:
+    """Rows of a few tokens as bytes, which that run does not have."""
+    rows = [row for row in rows_alone("products", run) if "pack_us" in row]
     for impl, what in PACKED.items():
         mine = [row for row in rows if row["impl"] == impl]
         if mine:

@@ -67,13 +67,13 @@ def runs_of_tokens(rows: Iterable[Mapping[str, Any]]) -> str:
     return f"By tokens: {'; '.join(said)}."
 
 
-def rows_alone(bench: str) -> list[dict[str, Any]]:
-    """The last row of every case and implementation in runs since the last whole one: ours, without peers."""
+def rows_alone(bench: str, since: str = "") -> list[dict[str, Any]]:
+    """The last timed row of every case and implementation in partial runs since the last whole one, or that run."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for rows in runs(bench).values():
+    for run, rows in runs(bench).items():
         if rows[-1].get("partial"):
-            found |= {(json.dumps(row["case"]), row["impl"]): row for row in rows}
-        else:
+            found |= {(json.dumps(row["case"]), row["impl"]): row for row in rows if "us" in row}
+        elif run == since or not since:
             found.clear()
     return list(found.values())
 
