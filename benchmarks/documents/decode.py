@@ -259,11 +259,27 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _peers_in(cases: Cases) -> list[str]:
+    """The peers that were measured."""
+    measured = {name for times in cases.values() for name in times}
+    return [word for word, start in PEERS.items() if any(name.startswith(start) for name in measured)]
+
+
+def _with_all_peers(peers: Sequence[str]) -> str:
+    """What the newest run says that has the peers which this one lacks; nothing where it has all."""
+    grids = {name: of_grid(rows) for name, rows in whole_grids().items()}
+    run = next((name for name in reversed(grids) if len(_peers_in(grids[name])) == len(PEERS)), None)
+    if len(peers) == len(PEERS) or run is None:
+        return ""
+    found = list(compared(grids[run])[0].values())
+    more = ", ".join(word for word in PEERS if word not in peers)
+    return f" With {more} too, in run {run}: {mean(found):.2f} (least {min(found):.2f})."
+
+
 def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     """The README's table: a few shapes and points of the grid, the best peer by name, and the means."""
     cases = of_grid(rows)
-    measured = {name for times in cases.values() for name in times}
-    peers = [word for word, start in PEERS.items() if any(name.startswith(start) for name in measured)]
+    peers = _peers_in(cases)
     points, lines = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048)), []
     for heads in ((32, 8, 128), (32, 4, 64), (12, 2, 128), (32, 32, 128)):
         found = [cases[Case(*heads, *point)] for point in points]
@@ -274,7 +290,7 @@ def readme(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{rows[0]['device']}, L2 cold: **ours** (with programmatic launch) / the best of {', '.join(peers)} / only "
         "reading the KV cache.\n\n"
         + table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in points)], lines)
-        + f"\n{means(cases)} {commit_of(rows)[:-1]}; earlier runs, the worst of which has a least of "
+        + f"\n{means(cases)} {commit_of(rows)}{_with_all_peers(peers)} Earlier runs, the worst of which has a least of "
         f"{worst:.2f}, and all other figures: [performance](docs/performance.md).\n\n"
         "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"
     )

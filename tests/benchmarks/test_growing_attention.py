@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.growing_attention import HEADS, IMPLS, SIZES, table, tables
 from ptxgen import tuning
@@ -29,7 +30,7 @@ def test_other_rows_are_those_of_caches_that_do_not_grow() -> None:
 
 def test_a_line_a_case() -> None:
     case = {"heads": "32/8/64", "batch": 32, "positions": 32769, "kind": "alone"}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"case": case, "impl": "ptxgen", "us": 470.0, "ahead": 1.01, "low": 1.0, "high": 1.02},
         {"case": case, "impl": "other rows", "us": 480.0, "ahead": 0.99, "low": 0.98, "high": 1.0},
         {"case": case, "impl": "sdpa", "us": 475.0},

@@ -15,13 +15,14 @@ from ptxgen.kernels import (
     FlashDecodingChunk,
     FlashDecodingReduce,
     Gemm,
+    Gemv,
     IncrementalAttention,
     MultiHeadAttention,
     PackedGemm,
 )
 from ptxgen.render import render_entry
 from ptxgen.targets import target
-from ptxgen.tuning import Choice
+from ptxgen.tuning import Choice, ProductChoice
 
 # of decode attention; whatever the shipped table says
 CHOICE = Choice(warps=8, cluster=4, grid=128, in_flight=2, split_positions=2048)
@@ -37,6 +38,7 @@ class Outline:
     spec: KernelType
     stages: int = 0
     mergers: int = 0
+    product: ProductChoice | None = None
 
     @property
     def path(self) -> Path:
@@ -46,7 +48,8 @@ class Outline:
     def text(self) -> str:
         """The entry as it is rendered now, without its declarations."""
         to = target(self.where)
-        with tuning.using(tuning.fixed(replace(CHOICE, stages=self.stages, mergers=self.mergers))):
+        choice = self.product or replace(CHOICE, stages=self.stages, mergers=self.mergers)
+        with tuning.using(tuning.fixed(choice)):
             b = Builder(self.spec, to)
             self.spec.build(b)
             b.finish()
@@ -67,6 +70,7 @@ def outlines() -> tuple[Outline, ...]:
     crowded = {"bias": True, "activation": "gelu_tanh", "stream": True}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
+        Outline("product_shared_k", "sm_90", Gemv(40, 2304, "q4_k", residual=True), product=ProductChoice(4, 2, 6, 2)),
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("packed_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **fast, split=2, programmatic=True)),
         Outline("packed_factors", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks)),
@@ -87,6 +91,11 @@ def outlines() -> tuple[Outline, ...]:
         ),
         Outline(
             "prefill_wgmma_e4m3", "sm_90a", MultiHeadAttention(head_dim=128, **llama, kv_dtype="e4m3", max_len=4096)
+        ),
+        Outline(
+            "prefill_widened",
+            "sm_90a",
+            MultiHeadAttention(head_dim=128, **llama, q_dtype="bf16", kv_dtype="e4m3", max_len=4096, widened=True),
         ),
         Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **one, max_len=4096, batched=True)),
         Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
