@@ -75,7 +75,8 @@ def tasks(
     plain = [pair for pair in first if pair[1] == "bf16"]
 
     def one(pair: tuple[str, str]) -> Task:
-        depths = DEPTHS[1] if pair in plain else (DEPTHS[1][0], DEPTHS[1][-1])  # transformers has no depth 0
+        # The depth between stands beside transformers, which runs bf16 alone; llama.cpp is measured at the other two.
+        depths = DEPTHS[1] if pair in plain else (DEPTHS[1][0], DEPTHS[1][-1])
         case, work = case_of(*pair, 1, 0), functools.partial(ours.single, *pair, depths)
         return Task(case, "ptxgen", work, 6)
 

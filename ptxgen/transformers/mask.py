@@ -21,6 +21,8 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
 
+from ptxgen.transformers.sources import reads_masks
+
 _AND = masking_utils.and_masks().__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
 
@@ -95,10 +97,10 @@ def attends_itself_by(config: type) -> bool:
 
 
 def _reads_masks(models: ModuleType) -> bool:
-    """Whether a model looks into the mask that it is given (Doge, DeepSeek V3.2), in place of handing it to attention:
-    then it must be one that transformers knows."""
+    """Whether a model looks into the mask that it is given, in place of handing it to attention: then it must be one
+    that transformers knows."""
     try:
-        return "attention_mask.dtype == torch.bool" in inspect.getsource(models)
+        return reads_masks(inspect.getsource(models))
     except (OSError, TypeError):  # without a source
         return False
 

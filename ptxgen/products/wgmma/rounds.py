@@ -24,23 +24,23 @@ def build_rounds(
 
     `leave` and `take` append what brings `what` of some tokens, from the given one on, to shared memory and from there
     to the output. Warps meet at barrier `meeting`: with two buffers once a round, where a round has its buffer `alone`
-    also before they leave the next. `left`: tokens of the tile; rounds without any are left out then, and ptxas, which
-    else begins all activations at once, has registers for those of one.
+    also before they leave the next.
+
+    `left`: how many tokens there are from the tile's first on (s32; a tile may have room for more). Rounds that have
+    none of them are left out then: a `begin<n>` of each but the first asks for that. So ptxas, which else begins all
+    activations at once, has registers for those of one. Without it no round has a `begin` or a predicate.
     """
-    rounds: list[tuple[Fragment, Fragment]] = []
-    begins: list[Fragment | None] = []
+    rounds: list[tuple[Fragment | None, Reg | None, Fragment, Fragment]] = []
     has_round: Reg | None = None
     for number, first in enumerate(range(0, at.out_tokens, at.result_tokens)):
         begin: Fragment | None = None
         if left is not None and number:
             with b.fragment(f"begin{number}", "whether the tile has these tokens") as begin:
                 has_round = b.op("setp.gt.s32", has_round or "has_round", left, first)
-        begins.append(begin)
         with b.fragment(f"leave{number}", f"tokens {first} on: {what} to shared memory") as given:
             leave(first)
         with b.fragment(f"take{number}", "and from there to the output") as taken:
             take(first)
-        rounds.append((given, taken))
-    b.expose(begin_rounds=begins, goes_on=has_round, round_tokens=left is not None)
+        rounds.append((begin, has_round, given, taken))
     last = alone or left is not None or len(rounds) % RESULT_BUFFERS > 0
     b.expose(result_rounds=rounds, result_meeting=(meeting, 32 * WARPS), meets_each=alone, meets_last=last)

@@ -1,5 +1,6 @@
-"""Whether K and V of 8 bits should become 16-bit rows in memory before the products, or on the way, for every tile of
-rows anew: an estimate of both times, fitted to measurements of an H200. Owns no code.
+"""Whether K and V of 8 bits should become 16-bit rows in memory once (of one sequence under the products, of a batch
+before them), or on the way, for every tile of rows anew: an estimate of both times, fitted to measurements of an H200.
+Owns no code.
 """
 
 from __future__ import annotations
