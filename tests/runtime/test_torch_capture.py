@@ -30,7 +30,11 @@ class Torch(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("torch")
         self.at = 0
-        self._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda index: CURRENT)
+        self._C = types.SimpleNamespace(
+            _cuda_getCurrentRawStream=lambda index: CURRENT,
+            _cuda_getDevice=lambda: self.at,
+            _cuda_isCurrentStreamCapturing=lambda: self.at == 1,
+        )
         self.cuda = types.SimpleNamespace(
             current_stream=lambda index: types.SimpleNamespace(cuda_stream=CURRENT),
             is_current_stream_capturing=lambda: self.at == 1,
