@@ -62,7 +62,7 @@ class Choice:
     are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more. `rounds`: 1: splits that are
     due to `split_positions` are so many that they, too, fill whole multiples of `room`.
     `last_first`: 1: the first CTAs take a batch's last sequences, whose rows the L2 may still hold behind a kernel that
-    wrote the caches. `aside`: 1: loads of rows to registers leave the order in which the L2 gives up lines as it is.
+    wrote the caches. `aside`: 1: loads of rows to registers have the cache policy `L2::evict_unchanged`.
     """
 
     warps: int = _bounds(1, 32)

@@ -41,8 +41,8 @@ class LoopShape(NamedTuple):
     `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `stages`: tiles of a warp that bulk
     copies bring to shared memory ahead of their use (0: loads go to registers). `overlay`: the partials may lie over
     the loop's own bytes; the loop then has a barrier of the CTA after its last tile and before it writes them.
-    `once`: no warp ever gets more than one tile. `spread`: of its `Partials`. `aside`: loads to registers leave the
-    order in which the L2 gives up lines as it is, where the loop has a choice.
+    `once`: no warp ever gets more than one tile. `spread`: of its `Partials`. `aside`: loads to registers have
+    the cache policy `L2::evict_unchanged`, where the loop has a choice.
     """
 
     warps: int

@@ -191,8 +191,8 @@ def wgmma_tile(
 ) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
-    them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are
-    made under the products."""
+    them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are made
+    under the products."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
