@@ -25,7 +25,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     queries = 32 * WARPS if maps else 0  # the first thread that copies q
     items = Items(b, spec, tile)
     threads = tile.producer_threads
-    ring = Ring(b, tile, 1 if maps else threads, threads - queries)
+    ring = Ring(b, tile, 1 if maps else threads, threads - queries, boxes=maps)
     arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
     with b.fragment("begin", "shared memory and its mbarriers"):
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
