@@ -19,7 +19,7 @@ from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import MOST_AT_ONCE, MOST_BIASED, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -254,11 +254,25 @@ class PackedGemm(PackedProduct):
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
-        elif not Geometry.of(self).fits:
+        else:
+            yield from self._fits_registers(Geometry.of(self))
+
+    def _fits_registers(self, at: Geometry) -> Iterator[str]:
+        if not at.fits:
             most = max((t for t in packed.TOKENS if Geometry.of(self, t).fits), default=packed.TOKENS[0])
             yield (
                 f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
                 f"(got {self.tokens}; nearest: {most})"
+            )
+        elif at.activates_at_once:
+            yield (
+                f"tokens: an activation has registers for {MOST_AT_ONCE} that become 16 bits at once beside 256 rows "
+                f"(got {self.tokens}; nearest: {MOST_AT_ONCE})"
+            )
+        elif at.activates_too_many and self.bias:
+            yield (
+                f"tokens: an activation with a bias has registers for {MOST_BIASED} beside 192 rows "
+                f"(got {self.tokens}; nearest: {MOST_BIASED})"
             )
 
     @classmethod
@@ -313,7 +327,8 @@ class PackedGemm(PackedProduct):
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate(ring.make)
         if at.wide:
-            fewer, more = FACTORED_REGISTERS if at.pipelined or at.crowded else REGISTERS[at.shape.groups]
+            scarce = at.shape.groups == 2 and (at.pipelined or at.crowded)
+            fewer, more = FACTORED_REGISTERS if scarce else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
