@@ -31,7 +31,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
         ring.begin(smem)
-        b.op("setp.lt.u32", "is_producer", items.thread, threads)
+        items.is_producer = b.op("setp.lt.u32", "is_producer", items.thread, threads)
         b.op("setp.eq.u32", "makes_barriers", items.thread, threads)
     with b.fragment("make_barriers"):
         ring.make(smem)
