@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
-from ptxgen.cli._given import a_device
+from ptxgen.cli._given import Command, a_device
 from ptxgen.cli._model import check_kv_dtype
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 
 
-@click.command(name="complete")
+@click.command(name="complete", cls=Command)
 @click.argument("model", type=click.Path(exists=True))
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write.")
