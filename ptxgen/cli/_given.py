@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import click
 from click.core import ParameterSource
+
+from ptxgen.errors import SpecError
 
 _UNSAID = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
@@ -48,13 +52,23 @@ def _words_of(option: click.Option, written: Sequence[str]) -> list[str]:
     """What the user wrote for an option: values, or the names of a flag."""
     names = [*option.opts, *option.secondary_opts]
     found = []
-    for word, following in zip(written, [*written[1:], ""], strict=True):
+    for word, following in zip_longest(written, written[1:], fillvalue=""):
         if word == "--":
             break
         name, equals, value = word.partition("=")
         if name in names:
             found.append(name if option.is_flag else value if equals else following)
     return found
+
+
+@contextmanager
+def as_options(owner: str) -> Iterator[None]:
+    """A `SpecError` about a field of `owner` names the option that gave it."""
+    try:
+        yield
+    except SpecError as wrong:
+        text = re.sub(rf"^{owner}\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(wrong))
+        raise SpecError(text) from None
 
 
 def given(*names: str) -> list[str]:

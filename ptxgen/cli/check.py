@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import Command, FloatRange, not_stdout
+from ptxgen.cli._given import Command, FloatRange, as_options, not_stdout
 from ptxgen.cli._output import emit_json, json_option, printable, say
 from ptxgen.cli._run import SEED, isolate_options, limits_of
 from ptxgen.errors import SpecError
@@ -100,14 +100,12 @@ def _report(file: str, options: dict[str, Any], covered: bool) -> tuple[Report, 
     from ptxgen.runtime.tools.coverage import coverage
 
     launch = _launch(file, options)
-    try:
+    with as_options("Geometry"):
         report = check(
             launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
             equal_stores="finding" if options["equal_stores"] else "note",
             differences="note" if options["any_order"] else "finding",
         )  # fmt: skip
-    except SpecError as wrong:
-        raise SpecError(re.sub(r"^Geometry\.", "--", str(wrong))) from None
     return report, coverage(launch, options["time_limit"]) if covered else None
 
 

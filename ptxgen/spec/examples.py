@@ -79,8 +79,8 @@ def ranges(spec: Sized, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 def known_sizes(spec: Sized, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """The sizes as they are; `SpecError` for one that the spec does not have, or that is no integer."""
     if unknown := sizes.keys() - spec.sizes.keys():
-        known = ", ".join(spec.sizes)
-        raise SpecError(f"{type(spec).__name__}: sizes are {known} (got {', '.join(sorted(unknown))})")
+        known = f"sizes are {', '.join(spec.sizes)}" if spec.sizes else "there are no sizes to give"
+        raise SpecError(f"{type(spec).__name__}: {known} (got {', '.join(sorted(unknown))})")
     for name, value in sizes.items():
         if as_index(value) is None:
             raise SpecError(f"{type(spec).__name__}.{name}: must be an int (got {brief(value)})")

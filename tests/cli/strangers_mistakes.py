@@ -88,6 +88,7 @@ STRANGERS = [
     ),
     ("run {A} --device cpu --seed 1 --seed=2", "--seed: takes one value (got 1 and 2)"),
     ("generate --config small.json --target sm_80 -o o -o p", "--output: takes one value (got o and p)"),
+    ("run gemv --n 8 --k 8 --device cpu --size rows=1", "Gemv: there are no sizes to give (got rows)"),
     ("golden check --root a --root b", "--root: takes one value (got a and b)"),
     ("requires good.ptx --sm 8.9 --sm 8.0", "--sm: takes one value (got 8.9 and 8.0)"),
     (
@@ -152,7 +153,7 @@ STRANGERS = [
     ("run {A} --device CPU", "--device: must be cpu, cuda or cuda:N (got 'CPU')"),
     ("replay x.npz --device gpu", "--device: must be cpu, cuda or cuda:N (got 'gpu')"),
     ("complete good.ptx hello --device cuda0", "--device: must be cpu, cuda or cuda:N (got 'cuda0')"),
-    ("complete good.ptx hello --top-k -1", "Sampling.top_k: must be from 0 to 1073741824 (got -1; nearest: 0)"),
+    ("complete good.ptx hello --top-k -1", "--top-k: must be from 0 to 1073741824 (got -1; nearest: 0)"),
     ("tune --heads 33/8/128 --dry-run --target sm_90", "IncrementalAttention.n_heads: must be a multiple of n_kv_hea"),
     ("tune --device cuda:x --heads 32/8/128", "--device: tune measures on a GPU: must be cuda or cuda:N (got 'cuda:x"),
     ("tune --product 1x1/q4_k --dry-run --target sm_90", "Gemv.k: must be a multiple of 256 from 256 to 131072 (got 1"),

@@ -272,9 +272,9 @@ MORE_MISTAKES = [
     ),
     (
         "complete file hello --temperature nan",
-        "Sampling.temperature: must be from 0.0 to 1000000.0 (got nan)",
+        "--temperature: must be from 0.0 to 1000000.0 (got nan)",
     ),
-    ("complete file hello --top-p 2", "Sampling.top_p: must be from 0.0 to 1.0 (got 2.0; nearest: 1.0)"),
+    ("complete file hello --top-p 2", "--top-p: must be from 0.0 to 1.0 (got 2.0; nearest: 1.0)"),
     (
         "complete file hello --precision slow",
         "Invalid value for '--precision': 'slow' is not one of 'exact', 'fast', 'e4m3'.",
