@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, Shape, choose, smaller, stores_halves
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.format import TILE_ROWS
@@ -24,7 +24,9 @@ HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that 
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
-APART_STAGES = 4  # beside which sums of CTAs that share k have a place of their own: none then waits for others to read
+# stages beside which sums of few tokens of CTAs that share k have a place of their own: none then waits for others to
+# read; not where launches that overlap have room side by side
+APART_STAGES = 4
 FEWEST = 2  # stages: one is released when the products of the next have begun
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
@@ -148,7 +150,10 @@ class Geometry:
             beside = scales + (tokens + FACTOR_BYTES if factored else 0)
             stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
-            apart = tokens <= MOST_ROWS_FIRST and shape.share == 1 and 0 < sums <= room - results - APART_STAGES * stage
+            ctas = shape.split * -(-spec.parts * kind.records(spec.n) // records)  # that take all rows
+            side_by_side = spec.programmatic and 2 * ctas <= PROCESSORS  # with those of the launch ahead
+            fitting = tokens <= MOST_ROWS_FIRST and shape.share == 1 and not side_by_side
+            apart = fitting and 0 < sums <= room - results - APART_STAGES * stage
             if apart:
                 room, sums = room - sums, 0
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
