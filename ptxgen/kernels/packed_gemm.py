@@ -325,7 +325,8 @@ class PackedGemm(PackedProduct):
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
         ring, tasks = Ring(b, at), Tasks(b, self, at)
-        tasks.locate(ring.make)
+        tasks.locate()
+        ring.make(tasks.takes)
         if at.wide:
             scarce = at.shape.groups == 2 and (at.pipelined or at.crowded)
             fewer, more = FACTORED_REGISTERS if scarce else REGISTERS[at.shape.groups]
