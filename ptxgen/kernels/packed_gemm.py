@@ -20,7 +20,7 @@ from ptxgen.products.wgmma.carried import CarriedResults, Carrier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import MOST_AT_ONCE, MOST_BIASED, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -270,15 +270,10 @@ class PackedGemm(PackedProduct):
                 f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
                 f"(got {self.tokens}; nearest: {most})"
             )
-        elif at.activates_at_once:
+        elif (most := at.most_activated(self.bias)) < self.tokens:
             yield (
-                f"tokens: an activation has registers for {MOST_AT_ONCE} that become 16 bits at once beside 256 rows "
-                f"(got {self.tokens}; nearest: {MOST_AT_ONCE})"
-            )
-        elif at.activates_too_many and self.bias:
-            yield (
-                f"tokens: an activation with a bias has registers for {MOST_BIASED} beside 192 rows "
-                f"(got {self.tokens}; nearest: {MOST_BIASED})"
+                f"tokens: an activation has registers for {most} beside {at.rows} rows "
+                f"(got {self.tokens}; nearest: {most})"
             )
         elif self.carried and not at.carried:
             yield (

@@ -100,7 +100,7 @@ def test_what_has_no_registers_is_refused() -> None:
             PackedGemm(**active, **more, tokens=112, tile_rows=256)
         PackedGemm(**active, **more, tokens=104, tile_rows=256)
     three = {**active, "tokens": 192, "tile_rows": 192}
-    with pytest.raises(SpecError, match=r"tokens: an activation with a bias .* 192 rows \(got 192; nearest: 128\)"):
+    with pytest.raises(SpecError, match=r"tokens: an activation .* for 128 beside 192 rows \(got 192; nearest: 128\)"):
         PackedGemm(**three, bias=True)
     PackedGemm(**{**three, "tokens": 128}, bias=True)
     PackedGemm(**three)

@@ -229,17 +229,13 @@ class Geometry:
             return self.sums >= table.get((self.shape.groups, self.shape.blocks), self.sums + 1)
         return self.shorts > 0 and not self.exact and self.shape.groups <= 2 and self.sums >= CROWDED
 
-    @property
-    def activates_at_once(self) -> bool:
-        """Whether an activation of two blocks of rows has no registers, as more tokens than it has them for leave
-        together: 112 are no multiple of two buffers' tokens."""
-        together = self.halves and self.activated and self.shape.blocks > 1
-        return together and self.result_tokens > MOST_AT_ONCE
-
-    @property
-    def activates_too_many(self) -> bool:
-        """Whether three warpgroups have so many sums that an activation with a bias has no registers."""
-        return self.activated and self.shape.groups == 3 and self.sums > MOST_BIASED
+    def most_activated(self, bias: bool) -> int:
+        """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
+        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens, and beside a bias where
+        three warpgroups have many sums."""
+        together = self.halves and self.shape.blocks > 1 and self.result_tokens > MOST_AT_ONCE
+        many = bias and self.shape.groups == 3 and self.sums > MOST_BIASED
+        return MOST_AT_ONCE if self.activated and together else MOST_BIASED if self.activated and many else self.tokens
 
     @property
     def turns(self) -> bool:
