@@ -12,7 +12,7 @@ from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
 from ptxgen.kernels.packed_gemm import FORMATS
-from ptxgen.products.wgmma import geometry, tasks, tokens
+from ptxgen.products.wgmma import geometry, shape, tasks, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.packed_products import EXACT, FAST, WHERE, tried
@@ -60,7 +60,7 @@ BYTES: tuple[tuple[int, dict[str, Any]], ...] = (
 @pytest.mark.parametrize(("rows", "fields"), BYTES, ids=str)
 def test_products_of_bytes(mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor adds exactly, so that only the scales and the order of sums are rounded."""
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)  # a CTA goes on to further tiles
+    monkeypatch.setattr(shape, "PROCESSORS", 4)  # a CTA goes on to further tiles
     tried(PackedGemm(**fields, x_dtype="e4m3", precision="fast"), mode, rows, EXACT)
     clear_cache()
 
@@ -96,7 +96,7 @@ def test_ragged_shapes_and_fusions(mode: str, rows: int, fields: dict[str, Any])
 def test_a_cta_goes_on_to_further_tiles(
     mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 1)
+    monkeypatch.setattr(shape, "PROCESSORS", 1)
     spec = PackedGemm(**fields, precision="fast")
     at = Geometry.of(spec)
     assert at.row_groups * -(-rows // spec.tokens) > at.most_turns
@@ -124,9 +124,9 @@ def test_a_packed_result_is_what_pack_tokens_makes_of_it(mode: str, rows: int, f
 @pytest.mark.parametrize("fields", [{"tokens": 256}, {"tokens": 128, "weights": "q4_k"}], ids=str)
 def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = 256 // fields["tokens"]
-    shape = geometry.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
-    monkeypatch.setattr(geometry, "choose", lambda *_: shape)
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    tile = shape.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
+    monkeypatch.setattr(geometry, "choose", lambda *_: tile)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     tried(PackedGemm(700, 512, precision="fast", residual=True, **fields), mode, 600, FAST)
     clear_cache()
 
@@ -153,7 +153,7 @@ def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: 
 def test_tiles_and_results_that_no_table_takes(
     mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     tried(PackedGemm(**fields, precision="fast"), mode, rows, FAST)
     clear_cache()
 
@@ -177,7 +177,7 @@ def test_tiles_and_results_that_no_table_takes(
 def test_rows_of_16_bits_that_leave_eight_at_a_time(
     mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     spec = PackedGemm(**{"precision": "fast", "out_dtype": "f16", **fields})
     assert Geometry.of(spec).halves
     tried(spec, mode, rows, FAST)
@@ -194,11 +194,28 @@ def test_rows_of_16_bits_that_leave_eight_at_a_time(
         (96, {"n": 640, "k": 2048, "tokens": 96, "split": 8, "tile_rows": 64, "out_dtype": "bf16"}),
         (130, {"n": 640, "k": 2048, "tokens": 64, "gated": True, "activation": "silu", "split": 4, "share": 2}),
         (20, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "packed_out": True, "split": 4}),
+        (70, {"n": 130, "k": 1024, "tokens": 64, "split": 4, "tile_rows": 64, "out_dtype": "bf16"}),
+        (20, {"n": 330, "k": 2048, "tokens": 16, "split": 8, "tile_rows": 128, "indirect": True}),
     ],
     ids=str,
 )
 def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, Any]) -> None:
     tried(PackedGemm(precision="fast", programmatic=True, **fields), mode, rows, FAST)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "split", "share", "apart"), [(64, 4, 1, True), (8, 8, 1, True), (64, 2, 2, False), (128, 2, 1, False)]
+)
+def test_sums_of_few_tokens_have_a_place_of_their_own(tokens: int, split: int, share: int, apart: bool) -> None:
+    """Beside the ring, on an mbarrier: no barrier of the cluster, which is a fence of the GPU, stands in a tile."""
+    spec = PackedGemm(512, 2048, tokens=tokens, split=split, share=share, precision="fast", out_dtype="bf16")
+    at, text = Geometry.of(spec), generate(spec, WHERE).text
+    assert at.apart == apart
+    assert at.sums_at == (at.stages * at.stage_bytes if apart else 0)
+    assert text.count("st.async") == (at.out_tokens // 8 * at.takers * at.shape.blocks if apart else 0)
+    in_tile = text[text.index("$multiplied_tiles:") : text.index("\n$multiplied_tiles_end:")]
+    assert in_tile.count("barrier.cluster.arrive.release") == (1 if apart else 2)
+    assert not apart or in_tile.index("bra $takes_next_end") < in_tile.index("barrier.cluster.arrive.release")
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -234,7 +251,7 @@ def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, An
 def test_k_of_all_tiles_is_shared_out(
     mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    monkeypatch.setattr(shape, "PROCESSORS", processors)
     spec = PackedGemm(**{"precision": "fast", "tokens": 128, "stream": True, **fields})
     tried(spec, mode, rows, FAST)
     clear_cache()
@@ -245,13 +262,13 @@ def test_k_of_all_tiles_is_shared_out(
 def test_tiles_are_whole_behind_the_last_uneven_round(
     processors: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    monkeypatch.setattr(shape, "PROCESSORS", processors)
     tried(PackedGemm(392, 320, tokens=128, precision="fast", stream=True, programmatic=True), "check", rows, FAST)
     clear_cache()
 
 
 def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 3)
+    monkeypatch.setattr(shape, "PROCESSORS", 3)
     spec = PackedGemm(392, 512, tokens=128, precision="fast", stream=True)
     device = CpuDevice()
     values = spec.example(np.random.default_rng(0), rows=300)
@@ -268,7 +285,7 @@ def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("indirect", [False, True])
 def test_bands_of_tokens(mode: str, indirect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     monkeypatch.setattr(tasks, "BAND", 256)
     tried(PackedGemm(392, 128, tokens=128, precision="fast", programmatic=True, indirect=indirect), mode, 700, FAST)
     clear_cache()
