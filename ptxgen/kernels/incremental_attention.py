@@ -9,6 +9,7 @@ from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.decode import place as locate
+from ptxgen.attention.decode import release
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
 from ptxgen.attention.decode.merge.records import RECORD_FLOATS
@@ -116,6 +117,10 @@ class IncrementalAttention(KernelType):
             window=20, lse=True,
         ),
         dict(max_len=30, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, programmatic=True),
+        dict(
+            max_len=128, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True,
+            programmatic=True,
+        ),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
         dict(max_len=48, head_dim=80, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
         dict(
@@ -234,7 +239,7 @@ class IncrementalAttention(KernelType):
         blind = blind and not (self.window or self.page_size or self.strided or plan.split_tiles)
         with b.fragment("locate", "split, KV head and sequence, and where their rows lie"):
             if self.programmatic:
-                b.op("griddepcontrol.launch_dependents")
+                release.at_once(b, plan)
             where, task = locate.place(b, attention, plan, batched=self.batched)
             task = task._replace(early=blind or self.programmatic, late_newest=self.programmatic)
         if self.programmatic:
@@ -250,6 +255,8 @@ class IncrementalAttention(KernelType):
         # are made.
         meets_early = plan.cluster > 1 and plan.most_splits == 1 and blind and not self.programmatic
         loop = plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
+        if self.programmatic:
+            release.later(b, plan, task, where)
         parts = parts_of(plan, programmatic=self.programmatic, meets_early=meets_early, drains=loop.drains)
         place_loop(b, loop, parts.meet)
         b.expose(plan=plan, parts=parts)
