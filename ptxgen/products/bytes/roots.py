@@ -29,6 +29,7 @@ class Roots:
         loads = -(-count // (WARP * VECTOR))
         with b.fragment("read_squares", "add up the tokens' sums of squares, a warp a token"):
             squares = b.array("token_square", "f32", VECTOR * loads)
+            source = b.ld_param("squares")
             column = b.op("mul.lo.u32", "square_column", lane, VECTOR)
             token, row = b.reg("root_token", "u32"), b.reg("root_row", "u32")
             there, at, total = b.reg("square_there", "pred"), b.reg("square_at", "u64"), b.reg("square_total", "f32")
@@ -38,7 +39,7 @@ class Roots:
                 b.op("add.u32", token, warp, first)
                 b.op("add.u32", row, tokens.first, token)
                 b.op("min.u32", row, row, tokens.rows)
-                b.op("mad.wide.u32", at, row, 4 * count, b.ld_param("squares"))
+                b.op("mad.wide.u32", at, row, 4 * count, source)
                 b.op("mad.wide.u32", at, column, 4, at)
                 convert.clear(b, squares)
                 for i in range(loads):
