@@ -35,6 +35,16 @@ def shape(cols: int, digits: int, rows: str = "rows") -> tuple[Extent, ...]:
     return (f"ceil_div({rows}, {TOKENS})", -(-cols // UNIT), unit_bytes(digits) // bf16.bytes)
 
 
+def has_row(shape: tuple[int, ...], rows: int, digits: int) -> np.ndarray:
+    """Which elements of a packed array are of the first rows."""
+    import numpy as np
+
+    tiles, units = shape[:2]
+    first = (np.arange(tiles * TOKENS) < rows).reshape(tiles, 1, 1, 1, TOKENS, 1)
+    lanes = (tiles, units, UNIT // PAIR, digits, TOKENS, LANE_BYTES // bf16.bytes * PAIR // 8)
+    return np.broadcast_to(first, lanes).reshape(shape)
+
+
 def squares_shape(cols: int) -> tuple[Extent, ...]:
     """Of the sums of squares beside rows times a norm's weights, f32 `[tile, token, 16 columns]`."""
     return (f"ceil_div(rows, {TOKENS})", TOKENS, cols // TILE_ROWS)
