@@ -81,6 +81,7 @@ class DigitGemm(Weighted):
     eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
     norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
+    share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
@@ -140,6 +141,9 @@ class DigitGemm(Weighted):
             yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
+        yield from rules.one_of("share", self.share, (1, 2))
+        if self.share > 1 and not (self.halves and self.split == 1 and self.runs.ctas % self.share == 0):
+            yield f"share: needs weights in bf16, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 0.0, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
@@ -223,7 +227,7 @@ class DigitGemm(Weighted):
     def launch(self, target: Target) -> Launch:
         at = self.runs
         grid = (at.ctas * at.split, f"ceil_div(rows, {at.tokens})", 1)
-        block, cluster = (at.threads, 1, 1), (at.split, 1, 1)
+        block, cluster = (at.threads, 1, 1), (at.split * self.share, 1, 1)
         return Launch(grid, block, at.shared, cluster, programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
@@ -235,7 +239,7 @@ class DigitGemm(Weighted):
     def build_with(self, b: Builder, results_of: Callable[..., TokenResults]) -> None:
         """The product, and what becomes of its results."""
         at, spec = self.runs, self
-        units = Units(b, at)
+        units = Units(b, at, self.share)
         stream = Stream(b, spec, at, self._columns(b, at, units.vector))
         stream.locate("ctaid.x", split=at.split)
         requests = stream.request()
@@ -255,7 +259,7 @@ class DigitGemm(Weighted):
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)
         results.build_results(stream, tokens, roots)
-        b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1)
+        b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1, shares=self.share > 1)
 
     def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
         if self.halves:

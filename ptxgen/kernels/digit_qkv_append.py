@@ -58,6 +58,7 @@ class DigitQkvAppend(KernelType):
     page_size: int = field(default=0, like=PAGE_SIZE)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
 
     sizes = {"rows": 3, "n_rows": -1, "pages": 8, "position": -1}  # -1: all, and one at random
     lowest_target = "sm_90"
@@ -91,7 +92,7 @@ class DigitQkvAppend(KernelType):
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     def _product_fields(self) -> dict[str, Any]:
-        names = ("k", "norm", "eps", "bias", "split", "precision", "programmatic")
+        names = ("k", "norm", "eps", "bias", "split", "precision", "programmatic", "share")
         return {"n": self.n, "weights": few.FORMATS[0], **{name: getattr(self, name) for name in names}}
 
     @property

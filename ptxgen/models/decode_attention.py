@@ -112,6 +112,10 @@ class AttentionOfStep(Products):
             given["squares"] = f"{source}.squares"
         fields["split"] = self._digit_gemm(n=width, k=model.dim, weights=self.tensors[weight].format,
                                            precision=self._rounding).split  # fmt: skip
+        from ptxgen.models import products
+
+        if products.SHARE > 1 and fields["split"] == 1:
+            fields["share"] = products.SHARE
         fields |= attention.fields("digit_qkv_append", **self._in_pages(), **fields)
         self.op("digit_qkv_append", "qkv_append", given, {"rows": self.rows} | self._paged(), **fields)
         return Ref(q)

@@ -37,6 +37,7 @@ HALVES = frozenset({"bf16", "f16"})
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
 # Weights of a product from which rows that are normed become bf16 digits, and from which others do.
 LARGE = 1 << 24
+SHARE = 1
 HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 GIVEN_FROM_WEIGHTS = {"exact": LARGE, "fast": LARGE}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
@@ -122,6 +123,8 @@ class Products(Draft):
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
+            if SHARE > 1 and chosen.split == 1 and chosen.halves and chosen.runs.ctas % SHARE == 0:
+                fields["share"] = SHARE
         elif self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
             fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
