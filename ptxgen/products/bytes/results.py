@@ -39,12 +39,12 @@ class TokenResults(Epilogue):
         """Build every other fragment: from the warps' sums to stored results, which are multiplied by `roots`."""
         b, at, spec = self.b, self.at, self.spec
         self.tokens, self.values = tokens, b.array("result", "f32", spec.parts)
-        self.result = b.reg("result_index", "u32")
+        self.result, has_result = b.reg("result_index", "u32"), b.reg("has_result", "pred")
         self.inside, self.out_row = b.reg("row_in_matrix", "pred"), b.reg("out_row", "u32")
         self.build_early(stream)
         with b.fragment("first_result", "results of the CTA, one a thread"):
             b.op("mov.u32", self.result, stream.thread)
-            b.op("setp.lt.u32", "has_result", self.result, self.results)
+            b.op("setp.lt.u32", has_result, self.result, self.results)
             self._count_units(stream)
         with b.fragment("locate_result", "the unit of the CTA, the token, the row, and their slots"):
             self._find(stream, "result")

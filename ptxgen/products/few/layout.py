@@ -58,7 +58,7 @@ def squares(x: np.ndarray) -> np.ndarray:
     tiles = -(-rows // TOKENS)
     padded = np.zeros((tiles * TOKENS, cols), np.float64)
     padded[:rows] = x
-    found = (padded.reshape(tiles, TOKENS, -1, TILE_ROWS) ** 2).sum(3)
+    found = (padded.reshape(tiles, TOKENS, cols // TILE_ROWS, TILE_ROWS) ** 2).sum(3)
     return np.asarray(found.astype(np.float32))
 
 

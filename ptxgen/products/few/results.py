@@ -112,9 +112,9 @@ class NormedResults(EarlyResults):
         b, spec = self.b, self.spec
         assert self.tokens is not None
         assert self.token is not None
-        assert self.before is not None
         if not self.early:
             self.read("late")
+        assert self.before is not None
         b.op("setp.lt.and.u32", inside, self.tokens.first, self.tokens.rows, inside)
         self.result_value = result = self.surround(out_row)
         b.op("add.f32", result, result, self.before)
