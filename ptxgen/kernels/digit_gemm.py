@@ -59,9 +59,9 @@ class DigitGemm(Weighted):
     `norm` "rms": x is such digits, and results are divided by sqrt(mean square + eps), before bias and activation, of
     the sums in `squares` `[ceil(rows / 8), 8, k / 16]`.
 
-    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k
-    (`DigitGemm.best` has both). `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x)
-    · (up · x).
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k.
+    `share`: CTAs of a cluster that bring each other x (`DigitGemm.best` has all three). `activation`: "", silu,
+    gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     """
 
     n: int
@@ -100,7 +100,7 @@ class DigitGemm(Weighted):
         dict(n=64, k=256, weights="bf16", activation="silu", gated=True, precision="fast", packed_out=True),
         dict(n=64, k=256, weights="bf16", packed_out=True, indirect=True),
         dict(n=256, k=256, weights="bf16", residual=True, norm_out=True, norm_offset=1.0, split=2),
-        dict(n=2304, k=256, weights="bf16", precision="fast", residual=True, norm_out=True, norm="rms"),
+        dict(n=2304, k=256, weights="bf16", precision="fast", residual=True, norm_out=True, norm="rms", share=2),
     )
 
     def rules(self) -> Iterator[str]:
@@ -141,15 +141,19 @@ class DigitGemm(Weighted):
             yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
-        yield from rules.one_of("share", self.share, (1, 2))
-        if self.share > 1 and not (self.halves and self.split == 1 and self.runs.ctas % self.share == 0):
-            yield f"share: needs weights in bf16, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
+        yield from self._rules_of_norms()
+
+    def _rules_of_norms(self) -> Iterator[str]:
+        """Of norms, and of CTAs that share x: what only bf16 digits have."""
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 0.0, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
-        for name, value in (("norm", self.norm), ("norm_out", self.norm_out)):
+        yield from rules.one_of("share", self.share, (1, 2))
+        for name, value, nearest in (("norm", self.norm, ""), ("norm_out", self.norm_out, False)):
             if value and not self.halves:
-                yield f"{name}: needs weights in bf16 (got weights={self.weights!r}; nearest: {name}={type(value)()!r})"
+                yield f"{name}: needs weights in bf16 (got weights={self.weights!r}; nearest: {name}={nearest!r})"
+        if self.share > 1 and not (self.halves and self.split == 1 and self.runs.ctas % self.share == 0):
+            yield f"share: needs weights in bf16, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
         if self.norm_out:
             yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
             if not self.residual:
@@ -193,13 +197,14 @@ class DigitGemm(Weighted):
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
-        """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
+        """A spec with these fields whose `tokens`, `split` and `share` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
         if kind.name in few.FORMATS:
             precision, parts = fields.get("precision", "exact"), 2 if fields.get("gated") else 1
-            split = few.best_split(kind.records(fields["n"]), parts, kind, fields["k"], precision)
-            return cls(**fields, split=split)
+            shape = kind.records(fields["n"]), parts, kind, fields["k"], precision
+            split = few.best_split(*shape)
+            return cls(**fields, split=split, share=few.best_share(few.share_few(*shape, split)))
         runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 

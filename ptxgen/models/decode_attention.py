@@ -65,7 +65,7 @@ class AttentionOfStep(Products):
             q, k, v = self._qkv(x)
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
         attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
-        if self.halves(self._kinds("o_proj"), model.q_width * model.dim, model.q_width, normed=False):
+        if self.reads_halves("o_proj", model.q_width):
             out = self._attended_halves()
         else:
             out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
@@ -85,9 +85,7 @@ class AttentionOfStep(Products):
 
     def _fuses_few(self, attention: Attention) -> bool:
         """The same for a few tokens as bf16 digits."""
-        dim, width = self.model.dim, self.model.q_width + 2 * self.model.kv_width
-        norm = self.model.block.attention_norm
-        few = bool(norm) and self.halves(self._kinds(*QKV), width * dim, dim, normed=True)
+        few = bool(self.model.block.attention_norm) and self.takes_halves(self._kinds(*QKV), self.model.dim)
         return few and self._rotates_in_place(attention) and self._stacks() == [QKV]
 
     def _rotates_in_place(self, attention: Attention) -> bool:
@@ -98,25 +96,21 @@ class AttentionOfStep(Products):
 
     def _append_few(self, x: str, attention: Attention) -> Ref:
         """The queries of a few tokens; keys and values are in the caches."""
-        model = self.model
-        width = model.q_width + 2 * model.kv_width
-        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
+        model, norm = self.model, self.model.block.attention_norm
         weight, q = self._stacked(QKV), self.scratch("q.out", model.q_width)
-        given: dict[str, str | Ref] = {"x": source, "weight": weight, "q": q}
-        given |= {**self._caches(attention), **self._position()}
-        fields: dict[str, Any] = {"k": model.dim, "bias": bool(self._biased()), "precision": self._rounding}
+        given: dict[str, str | Ref] = {"weight": weight, "q": q, **self._caches(attention), **self._position()}
+        fields: dict[str, Any] = {"bias": bool(self._biased()), "precision": self._rounding}
         if self._biased():
             given["bias"] = self._qkv_bias()
-        if norm:
+        left = self.normed.get(self.at(norm))
+        if left:
+            given["squares"] = f"{left}.squares"
             fields |= {"norm": "rms", "eps": model.norm_eps}
-            given["squares"] = f"{source}.squares"
-        fields["split"] = self._digit_gemm(n=width, k=model.dim, weights=self.tensors[weight].format,
-                                           precision=self._rounding).split  # fmt: skip
-        from ptxgen.models import products
-
-        if products.SHARE > 1 and fields["split"] == 1:
-            fields["share"] = products.SHARE
-        fields |= attention.fields("digit_qkv_append", **self._in_pages(), **fields)
+        given["x"] = left or self._half_rows("qkv", x, model.dim, norm)
+        width = model.q_width + 2 * model.kv_width
+        chosen = self._digit_gemm(n=width, k=model.dim, weights=self.tensors[weight].format, precision=self._rounding)
+        fields |= {"k": model.dim, "split": chosen.split, "share": chosen.share}
+        fields = attention.fields("digit_qkv_append", **self._in_pages(), **fields)
         self.op("digit_qkv_append", "qkv_append", given, {"rows": self.rows} | self._paged(), **fields)
         return Ref(q)
 

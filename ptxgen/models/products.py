@@ -35,11 +35,10 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
-# Weights of a product from which rows that are normed become bf16 digits, and from which others do.
+# Weights of a product from which a launch that norms its rows makes bf16 digits of them, and from which rows do not go
+# into tiles for wgmma. Where one product after the other reads and leaves digits, all do.
 LARGE = 1 << 24
-SHARE = 1
 HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
-GIVEN_FROM_WEIGHTS = {"exact": LARGE, "fast": LARGE}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
@@ -123,8 +122,8 @@ class Products(Draft):
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
-            if SHARE > 1 and chosen.split == 1 and chosen.halves and chosen.runs.ctas % SHARE == 0:
-                fields["share"] = SHARE
+            if chosen.halves:
+                fields["share"] = chosen.share
         elif self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
             fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
@@ -187,12 +186,20 @@ class Products(Draft):
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
         return few and takes and not self.integers(kinds, k)
 
-    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
-        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, or where the
-        product before can leave them so, and else stay as they are: for so many weights of these formats."""
+    def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
         few = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
-        few &= weights >= (HALVES_FROM_WEIGHTS if normed else GIVEN_FROM_WEIGHTS)[self._rounding]
         return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+
+    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
+        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
+        as they are: for so many weights of these formats."""
+        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE) and self.takes_halves(kinds, k)
+
+    def reads_halves(self, name: str, k: int) -> bool:
+        """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
+        large = self.model.dim * k >= LARGE
+        return (large or self._leaves_normed(name)) and self.takes_halves(self._kinds(name), k)
 
     def _brings_digits(self, k: int) -> bool:
         """Whether products bring digits of k columns to shared memory."""
@@ -220,31 +227,35 @@ class Products(Draft):
         self._pack_digits(role, x, out, k, norm, halves=few_layout.DIGITS[self._rounding])
         return out
 
-    def _next_norm(self, name: str) -> tuple[int, str, str, tuple[str, ...], int]:
-        """What reads the residual stream behind the product `name`: its layer, role, norm, matrices and their rows."""
+    def _next_norm(self, name: str) -> tuple[int, str, str, tuple[str, ...]]:
+        """What reads the residual stream behind the product `name`: its layer, role, norm and matrices."""
         model = self.model
         if name == "o_proj":
-            return self.layer, "gate_up", model.block.mlp_norm, ("gate_proj", "up_proj"), 2 * model.hidden
+            return self.layer, "gate_up", model.block.mlp_norm, ("gate_proj", "up_proj")
         if self.layer + 1 < model.shape.n_layers:
-            return self.layer + 1, "qkv", model.block.attention_norm, QKV, model.q_width + 2 * model.kv_width
-        return -1, "lm_head", "norm", ("embed_tokens" if model.tied else "lm_head",), model.shape.vocab
+            return self.layer + 1, "qkv", model.block.attention_norm, QKV
+        return -1, "lm_head", "norm", ("embed_tokens" if model.tied else "lm_head",)
+
+    def _leaves_normed(self, name: str) -> bool:
+        """Whether the product `name` can leave digits for the norm behind it."""
+        layer, _, norm, names = self._next_norm(name)
+        block = self.model.block
+        alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
+        kinds = [self.format_of(each if layer < 0 else f"layers.{layer}.{each}") for each in names]
+        return alone and bool(norm) and self.takes_halves(kinds, self.model.dim)
 
     def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:
         """What the product `name`, which reads x, is told so that it leaves digits for the norm behind it."""
-        if not self.is_in_digits(x) or self.tensors[str(x)].dtype != bf16:
+        of_halves = self.is_in_digits(x) and self.tensors[str(x)].dtype == bf16
+        if not (of_halves and self._leaves_normed(name)):
             return {}, {}
         here, dim = self.layer, self.model.dim
-        self.layer, role, norm, names, rows = self._next_norm(name)
-        try:
-            if not norm or not self.halves(self._kinds(*names), rows * dim, dim, normed=True):
-                return {}, {}
-            digits = self.normed[self.at(norm)] = self._halves_of(role, dim)
-            squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
-            given: dict[str, str | Ref] = {"digits": digits, "out_squares": squares}
-            given["norm_weight"] = self._norm_weight(norm)
-            return given, {"norm_out": True, "norm_offset": self.model.block.norm_offset}
-        finally:
-            self.layer = here
+        self.layer, role, norm, _ = self._next_norm(name)
+        digits = self.normed[self.at(norm)] = self._halves_of(role, dim)
+        squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
+        given: dict[str, str | Ref] = {"norm_weight": self._norm_weight(norm), "digits": digits}
+        self.layer = here
+        return {**given, "out_squares": squares}, {"norm_out": True, "norm_offset": self.model.block.norm_offset}
 
     def _halves_of(self, role: str, k: int) -> str:
         """Scratch memory for rows as bf16 digits."""

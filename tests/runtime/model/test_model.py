@@ -375,11 +375,9 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
         (8, "random", "fast"), (9, "random", "exact"),
     ],
 )  # fmt: skip
-def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str) -> None:
     """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
     the float64 model's tokens, rounded ones its first."""
-    for name in ("HALVES_FROM_WEIGHTS", "GIVEN_FROM_WEIGHTS"):
-        monkeypatch.setattr(f"ptxgen.models.products.{name}", {"exact": 0, "fast": 0})
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
     file = ArrayFile(spec, random_weights(spec), "bf16")
     model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
