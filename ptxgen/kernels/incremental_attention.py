@@ -129,7 +129,7 @@ class IncrementalAttention(KernelType):
         dict(max_len=200, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, window=40, ring=64),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True, strided=True),
         dict(max_len=32, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype="e4m3", head_scales=True),
-        dict(max_len=64, head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype=f16, batched=True, halves=3),
+        dict(max_len=32, head_dim=8, n_heads=8, n_kv_heads=8, batched=True, halves=3),
         dict(  # the last sequences first, and loads with L2::evict_unchanged: a row of the tuning table
             max_len=32769, head_dim=64, n_heads=8, n_kv_heads=8, q_dtype=f16, kv_dtype=f16, batched=True, strided=True,
         ),
