@@ -265,7 +265,14 @@ class DigitGemm(Weighted):
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)
         results.build_results(stream, tokens, roots)
-        b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1, shares=self.share > 1)
+        b.expose(
+            geometry=at,
+            turns=turns,
+            again=stream.more,
+            joins=results.joins,
+            results_repeat=results.turns > 1,
+            shares=self.share > 1,
+        )
 
     def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
         if self.halves:

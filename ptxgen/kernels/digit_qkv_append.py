@@ -139,9 +139,7 @@ class DigitQkvAppend(KernelType):
         made = self.product.reference(out=rows, **{name: a[name] for name in names if name in a})["out"]
         q, k, v = np.split(made.reshape(len(rows), -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
         positions = np.where(np.arange(len(rows)) < int(np.ravel(a["n_rows"])[0]), a["positions"], -1).astype(np.int64)
-        kv_cache.append_rows(
-            self, out, {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}, positions, a
-        )
+        kv_cache.append_rows(self, out, {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}, positions, a)
         inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
         rotated = rotary.rotate_rows(self.rotation, q, positions).astype(np.float32)
         return {**out, "q": np.where(inside, rotated, a["q"])}

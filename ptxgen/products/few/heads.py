@@ -19,8 +19,12 @@ class TokenHeads(HeadsEpilogue, EarlyResults):
 
     def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
         b, rotation = self.b, self.heads.rotation
-        pair = b.op("and.b32" if rotation.head_dim & (rotation.head_dim - 1) == 0 else "rem.u32", f"{name}_pair",
-                    self.out_row, rotation.head_dim - (rotation.head_dim & (rotation.head_dim - 1) == 0))
+        pair = b.op(
+            "and.b32" if rotation.head_dim & (rotation.head_dim - 1) == 0 else "rem.u32",
+            f"{name}_pair",
+            self.out_row,
+            rotation.head_dim - (rotation.head_dim & (rotation.head_dim - 1) == 0),
+        )
         rotates = b.op("setp.lt.and.u32", f"{name}_rotates", pair, rotation.rotary_dim, self.inside)
         b.op("shr.u32", pair, pair, 1)
         turn = b.op("mov.u64", f"{name}_turn", self.pair_turns)
