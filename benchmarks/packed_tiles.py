@@ -30,7 +30,8 @@ from ptxgen.dtypes import bf16
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tiles import SPLITS, cycles
 from ptxgen.products.wgmma.tokens import TOKENS
 

@@ -94,13 +94,9 @@ class KernelType:
 
     def example(self, rng: np.random.Generator, **sizes: int) -> Arrays:
         """Arguments for a run: inputs random, outputs poisoned, workspaces left out; `sizes` override the class's."""
-        from ptxgen.spec.examples import arguments
+        from ptxgen.spec.examples import arguments, known_sizes
 
-        unknown = sizes.keys() - self.sizes.keys()
-        if unknown:
-            known = ", ".join(self.sizes)
-            raise SpecError(f"{type(self).__name__}: sizes are {known} (got {', '.join(sorted(unknown))})")
-        capacities = {**self.sizes, **sizes}
+        capacities = {**self.sizes, **known_sizes(self, sizes)}
         return arguments(self.params(), rng, capacities, self.given(rng, capacities))
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -1,13 +1,18 @@
-"""Options that mean something only beside another, and numbers that are numbers."""
+"""Options that mean something only beside another, or that are given once, and numbers that are numbers."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import click
 from click.core import ParameterSource
+
+from ptxgen.errors import SpecError
 
 _UNSAID = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
@@ -20,6 +25,50 @@ class FloatRange(click.FloatRange):
         if isinstance(found, float) and math.isnan(found):
             self.fail(f"{value} is no number.", param, ctx)
         return found
+
+
+class Command(click.Command):
+    """click's, but an option that takes one value is refused two: click would take the last without a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        written = list(args)  # click takes the words away
+        rest = super().parse_args(ctx, args)
+        written = written[: len(written) - len(rest)]  # of a group: without its command's
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and not param.multiple:
+                words = list(dict.fromkeys(_words_of(param, written)))
+                if len(words) > 1 and not ctx.resilient_parsing:
+                    raise click.UsageError(f"{param.opts[-1]}: takes one value (got {' and '.join(words)})")
+        return rest
+
+
+class Group(Command, click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+
+def _words_of(option: click.Option, written: Sequence[str]) -> list[str]:
+    """What the user wrote for an option: values, or the names of a flag."""
+    names = [*option.opts, *option.secondary_opts]
+    found = []
+    for word, following in zip_longest(written, written[1:], fillvalue=""):
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        if name in names:
+            found.append(name if option.is_flag else value if equals else following)
+    return found
+
+
+@contextmanager
+def as_options(owner: str) -> Iterator[None]:
+    """A `SpecError` about a field of `owner` names the option that gave it."""
+    try:
+        yield
+    except SpecError as wrong:
+        text = re.sub(rf"^{owner}\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(wrong))
+        raise SpecError(text) from None
 
 
 def given(*names: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import choices_of
+from ptxgen.cli._given import Command, Group
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
 from ptxgen.spec.fields import SHARED, doc_beside
@@ -92,7 +93,7 @@ def _named_targets(ctx: click.Context) -> Sequence[str]:
     return []
 
 
-class KernelCommand(click.Command):
+class KernelCommand(Command):
     """The command of a kernel type; options that it has not, and its group has, are said to be the group's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -111,7 +112,7 @@ class KernelCommand(click.Command):
         return f"{option}: {self.name} has no field {field}; the option is of a whole model, beside --config"
 
 
-class KernelGroup(click.Group):
+class KernelGroup(Group):
     """A group with one command per kernel type. `act(spec, **options)` is called with the spec of the fields given.
 
     `options` are added to every kernel's command; `group` is what the group itself takes (and does without a kernel).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import FloatRange, not_stdout
+from ptxgen.cli._given import Command, FloatRange, as_options, not_stdout
 from ptxgen.cli._output import emit_json, json_option, printable, say
 from ptxgen.cli._run import SEED, isolate_options, limits_of
 from ptxgen.errors import SpecError
@@ -32,7 +32,7 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return tuple(int(n) for n in re.split("[x,]", value))
 
 
-@click.command(name="check")
+@click.command(name="check", cls=Command)
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
 @click.option("--entry", help="The kernel to launch  [default: the only one of the file]")
 @click.option("--grid", callback=_extent, default="1", help="CTAs: N or NxNxN  [default: 1]")
@@ -100,11 +100,12 @@ def _report(file: str, options: dict[str, Any], covered: bool) -> tuple[Report, 
     from ptxgen.runtime.tools.coverage import coverage
 
     launch = _launch(file, options)
-    report = check(
-        launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
-        equal_stores="finding" if options["equal_stores"] else "note",
-        differences="note" if options["any_order"] else "finding",
-    )  # fmt: skip
+    with as_options("Geometry"):
+        report = check(
+            launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
+            equal_stores="finding" if options["equal_stores"] else "note",
+            differences="note" if options["any_order"] else "finding",
+        )  # fmt: skip
     return report, coverage(launch, options["time_limit"]) if covered else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
-from ptxgen.cli._given import a_device
+from ptxgen.cli._given import Command, a_device, as_options
 from ptxgen.cli._model import check_kv_dtype
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 
 
-@click.command(name="complete")
+@click.command(name="complete", cls=Command)
 @click.argument("model", type=click.Path(exists=True))
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write.")
@@ -57,7 +57,8 @@ def command(
     from ptxgen.runtime.tools.complete import Completion
 
     check_kv_dtype(kv_dtype)
-    sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
+    with as_options("Sampling"):
+        sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
     completion = Completion(model, prompt, max_tokens, max_len)
     started = time.perf_counter()
     opened = open_device(device)

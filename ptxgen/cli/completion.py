@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from ptxgen.cli._given import Command
+
 _FILES = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/ptxgen.fish"}
 
 
-@click.command(name="completion")
+@click.command(name="completion", cls=Command)
 @click.argument("shell", type=click.Choice(list(_FILES)))
 def command(shell: str) -> None:
     """Print the completion script of SHELL.

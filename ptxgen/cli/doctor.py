@@ -7,13 +7,13 @@ from dataclasses import asdict
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names
-from ptxgen.cli._given import a_path, goes_with
+from ptxgen.cli._given import Command, a_path, goes_with
 from ptxgen.cli._model import check_kv_dtype
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
 
 
-@click.command(name="doctor")
+@click.command(name="doctor", cls=Command)
 @click.option(
     "--model", metavar="FILE", callback=a_path, help="A model file: the memory that it takes, instead of the machine."
 )

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import a_path
+from ptxgen.cli._given import Group, a_path
 from ptxgen.cli._output import emit_json, json_option, say, show
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import Finding
@@ -19,7 +19,7 @@ from ptxgen.kernel import find_kernel_type
 from ptxgen.targets import target
 
 
-@click.group(name="golden")
+@click.group(name="golden", cls=Group)
 def command() -> None:
     """Committed PTX and its resources, against what is generated now.
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import click
 
+from ptxgen.cli._given import Command
 from ptxgen.cli._kernels import field_doc, summary
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.dtypes import DType
@@ -13,7 +14,7 @@ from ptxgen.kernel import KernelType, find_kernel_type, kernel_types
 from ptxgen.targets import ALL_TARGETS
 
 
-@click.command(name="list")
+@click.command(name="list", cls=Command)
 @click.argument("kernel", required=False)
 @click.option("--targets", is_flag=True, help="List the targets instead.")
 @json_option

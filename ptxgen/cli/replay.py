@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ptxgen.cli._given import a_device
+from ptxgen.cli._given import Command, a_device
 from ptxgen.cli._output import table
 from ptxgen.cli._run import SEED, open_for
 
 
-@click.command("replay")
+@click.command(name="replay", cls=Command)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--device", default="cpu", callback=a_device, help="cpu, cuda or cuda:N  [default: cpu]")
 @click.option("--mode", type=click.Choice(["fast", "random", "check"]), default="check",

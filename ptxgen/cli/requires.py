@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ptxgen.cli._given import a_path
+from ptxgen.cli._given import Command, a_path
 from ptxgen.cli._output import emit_json, json_option, show
 from ptxgen.errors import IsaError, TargetError
 from ptxgen.parser import parse
@@ -44,7 +44,7 @@ def _capability(ctx: click.Context, param: click.Parameter, value: str | None) -
     return (int(name[1] or name[3]), int(name[2] or name[4])) if name else None
 
 
-@click.command(name="requires")
+@click.command(name="requires", cls=Command)
 @click.argument("file", metavar="FILE", callback=a_path)
 @click.option("--driver", metavar="X.Y", callback=_driver,
               help="A driver, by its CUDA version (12.8) or its own (570.12): can it load the file?")  # fmt: skip

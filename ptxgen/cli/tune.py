@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import FloatRange, a_path
+from ptxgen.cli._given import Command, FloatRange, a_path
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import CudaError, SpecError
 
@@ -25,7 +25,7 @@ _CAPACITIES = (512, 2048, 8192, 32768, 131072)
 _BATCHES = (1, 8, 32)
 
 
-@click.command(name="tune")
+@click.command(name="tune", cls=Command)
 @click.option("--heads", multiple=True, metavar="Q/KV/DIM", help="Query heads, KV heads, head_dim; repeatable.")
 @click.option(
     "--config",

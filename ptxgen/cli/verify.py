@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import a_path
+from ptxgen.cli._given import Command, a_path
 from ptxgen.cli._output import emit_json, json_option, progress, say, show, table
 from ptxgen.errors import AssembleError
 from ptxgen.targets import Target, target
@@ -18,7 +18,7 @@ from ptxgen.targets import Target, target
 _SHOWN = ("registers", "spill_stores", "spill_loads", "stack", "shared", "barriers")
 
 
-@click.command(name="verify")
+@click.command(name="verify", cls=Command)
 @click.argument("paths", nargs=-1, metavar="[PATHS]...", callback=a_path)
 @click.option("--target", "targets", multiple=True, metavar="SM", shell_complete=target_names,
               help="Assemble for it instead of the text's target.")  # fmt: skip

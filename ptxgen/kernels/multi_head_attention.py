@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.prefill import tiles
+from ptxgen.attention.prefill import example, tiles
 from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
@@ -26,7 +26,6 @@ from ptxgen.attention.prefill.wgmma.tile import (
 from ptxgen.attention.prefill.wgmma.widened import counters
 from ptxgen.attention.prefill.wgmma.worth import is_worth_it
 from ptxgen.attention.problem import Problem
-from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -41,7 +40,6 @@ from ptxgen.spec.cache_fields import (
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
-    given_head_scales,
     head_scales_rules,
     place_rules,
 )
@@ -369,71 +367,11 @@ class MultiHeadAttention(KernelType):
         }  # fmt: skip
 
     def past(self, arguments: Arrays) -> lengths.Past:
-        q, keys = arguments["q"], [arguments[x] for x in ("k", "v", "k_scales", "v_scales") if x in arguments]
-        if self.batched:
-            yield q, slice(arguments["q_starts"][-1], None)
-            if self.page_size:
-                inside = self.attention.cache.heads_inside
-                yield from lengths.past_pages(keys, arguments["page_table"], arguments["kv_lens"], inside)
-            else:
-                yield from lengths.past_lengths(keys, arguments["kv_lens"])
-            return
-        q_len, kv_len = (int(x[0] if self.indirect else x) for x in (arguments["q_len"], arguments["kv_len"]))
-        first_axis = self.layout == "tokens"
-        yield q, slice(q_len, None) if first_axis else (slice(None), slice(q_len, None))
-        in_rows = slice(kv_len, None) if first_axis and not self.max_len else (slice(None), slice(kv_len, None))
-        yield from ((x, in_rows) for x in keys)
+        return example.past(self.prefill, arguments)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """In a batch the tokens are dealt out and the lengths drawn at random."""
-        import numpy as np
+        return example.given(self.prefill, rng, sizes)
 
-        cache = self.attention.cache
-        out: dict[str, Any] = {"q_rows": sizes["n_tokens"], "kv_rows": sizes["n_keys"]}
-        if self.batched:
-            inner = np.sort(rng.integers(0, sizes["n_tokens"], sizes["batch"] - 1, endpoint=True))
-            out["q_starts"] = np.array([0, *inner, sizes["n_tokens"]], np.int32)
-            out["kv_lens"] = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
-            out["n_sequences"] = sizes["batch"]
-            out |= cache.given_table(rng, sizes, out["kv_lens"])
-        else:
-            room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
-            for name, most in room.items():
-                length = most if sizes[name] < 0 else sizes[name]
-                out[name] = np.array([length], np.int32) if self.indirect else length
-        if self.head_scales:
-            out |= given_head_scales(rng, self.n_kv_heads)
-        return out | cache.given_scales(rng, sizes, 0.005, 0.02)
-
-    def reference(self, **a: Any) -> Arrays:
+    def reference(self, **arguments: Any) -> Arrays:
         """Rows that no token has stay as they are."""
-        import numpy as np
-
-        attention = self.attention
-        out: Arrays = {name: a[name].copy() for name in ("out", "lse") if name in a}
-        if self.batched:
-            starts, count = a["q_starts"], int(a["n_sequences"])
-            spans: list[tuple[int, ...]] = [
-                (int(starts[s]), int(starts[s + 1] - starts[s]), int(a["kv_lens"][s])) for s in range(count)
-            ]
-        else:
-            spans = [(0, int(np.ravel(a["q_len"])[0]), int(np.ravel(a["kv_len"])[0]))]
-        for s, (first, q_len, kv_len) in enumerate(spans):
-            k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
-            tokens = slice(first, first + max(0, q_len))
-            q = self._by_head(a["q"], tokens)
-            if self.fp8:
-                q = as_e4m3(q)
-            values, sums = attend(attention, q.reshape(self.n_heads, -1, self.head_dim), k, v, k.shape[1] - 1, a)
-            for name, found in (("out", values.astype(self.q_dtype.numpy)), ("lse", sums)):
-                if name in out:
-                    rows = self._by_head(out[name], tokens)
-                    rows[...] = found.reshape(rows.shape)
-        return out
-
-    def _by_head(self, array: np.ndarray, tokens: slice) -> np.ndarray:
-        """A view of these tokens' rows of q, out or lse, their axis behind those of heads."""
-        if self.layout == "tokens":
-            array = array.swapaxes(0, 1)
-        rows: np.ndarray = array[:, tokens]
-        return rows.swapaxes(1, 2) if self.heads_inside else rows
+        return example.reference(self.prefill, arguments)

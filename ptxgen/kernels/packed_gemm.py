@@ -19,7 +19,7 @@ from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import FEW_TOKENS, MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -29,6 +29,7 @@ from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier
+from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats

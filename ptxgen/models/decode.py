@@ -13,6 +13,7 @@ from typing import Any
 
 from ptxgen.dtypes import bf16, dtype, f32, s32, u64
 from ptxgen.errors import SpecError
+from ptxgen.integers import as_index
 from ptxgen.models.decode_attention import AttentionOfStep
 from ptxgen.models.draft import Formats
 from ptxgen.models.products import PRECISIONS, STACK, WIDE_TILE
@@ -56,7 +57,7 @@ def step_program(
     """
     if step not in STEPS:
         raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")
-    if rows < 1 or (step == "decode" and rows != 1):
+    if (number := as_index(rows)) is None or number < 1 or (step == "decode" and number != 1):
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
     if choice not in CHOICES:
         raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")

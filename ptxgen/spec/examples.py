@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ptxgen.dtypes import DType
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
+from ptxgen.integers import as_index
 from ptxgen.launch import Param, evaluate
 
 
@@ -75,11 +76,20 @@ def ranges(spec: Sized, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     return spec.ranges({**spec.sizes, **sizes})
 
 
-def check_sizes(spec: Sized, sizes: Mapping[str, int]) -> None:
-    """Raise `SpecError` for a size that the spec does not have, or that is outside its range (see `ranges`)."""
+def known_sizes(spec: Sized, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """The sizes as they are; `SpecError` for one that the spec does not have, or that is no integer."""
     if unknown := sizes.keys() - spec.sizes.keys():
-        known = ", ".join(spec.sizes)
-        raise SpecError(f"{type(spec).__name__}: sizes are {known} (got {', '.join(sorted(unknown))})")
+        known = f"sizes are {', '.join(spec.sizes)}" if spec.sizes else "there are no sizes to give"
+        raise SpecError(f"{type(spec).__name__}: {known} (got {', '.join(sorted(unknown))})")
+    for name, value in sizes.items():
+        if as_index(value) is None:
+            raise SpecError(f"{type(spec).__name__}.{name}: must be an int (got {brief(value)})")
+    return sizes
+
+
+def check_sizes(spec: Sized, sizes: Mapping[str, int]) -> None:
+    """`known_sizes`, and `SpecError` for one that is outside its range (see `ranges`)."""
+    known_sizes(spec, sizes)
     _check_ranges(spec, sizes, sizes, [name for name in ranges(spec, sizes) if name in sizes])
 
 

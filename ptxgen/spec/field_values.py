@@ -20,8 +20,8 @@ def coerce(field: dataclasses.Field[Any], value: object) -> tuple[object, str]:
     bring = _KINDS.get(kind)
     if bring is None or (value is None and may_be_none):
         return value, ""
-    if hasattr(value, "item") and kind in _SCALARS:
-        value = value.item()
+    if getattr(value, "shape", None) == () and kind in _SCALARS:  # NumPy's scalars
+        value = value.item()  # type: ignore[attr-defined]
     found, rule = bring(value)
     return found, f"{field.name}: {rule} (got {brief(value)})" if rule else ""
 

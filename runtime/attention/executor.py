@@ -20,6 +20,7 @@ from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.core.stream_order import after_others
 from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows
+from ptxgen.runtime.kv.layers import positive
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
@@ -72,7 +73,7 @@ class Executor:
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
         self.stream = self._latest = device.default_stream
         self._others: list[Stream] = []  # that share memory with the call under way
-        self.max_chunks = max_chunks
+        (self.max_chunks,) = positive("Executor", max_chunks=max_chunks)
         self._flash_decoding: dict[Attention, FlashDecoding] = {}
         row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)
         self._arguments = Arguments(device, self.q_dtype, {"q": row, "k": kv_row, "v": kv_row, "out": row})

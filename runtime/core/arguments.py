@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.errors import SpecError
+from ptxgen.integers import as_index
 from ptxgen.launch import Extent, Param, evaluate
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.tensor_map import TensorMap
@@ -47,9 +48,9 @@ class Capacities:
         self._from: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}  # asked for when all capacities are known
         for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            if (number := as_index(value)) is None or number < 1:
                 raise SpecError(f"bind({name}): a capacity must be an int ≥ 1 (got {value!r})")
-            self._learn(name, int(value), f"{name}=")
+            self._learn(name, number, f"{name}=")
 
     def _learn(self, name: str, value: int, source: str) -> None:
         known = self.values.setdefault(name, value)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import index
 from typing import Literal, Protocol
 
 from ptxgen.errors import SpecError, brief
+from ptxgen.integers import as_index
 from ptxgen.runtime.core.param_block import Slot
 from ptxgen.runtime.core.stream import Stream
 
 Dim3 = tuple[int, int, int]
 FirstUse = Callable[[Stream], None]
+Stopped = Callable[[], None]
 _GRID_LIMIT: Dim3 = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT: Dim3 = (1024, 1024, 64)
 MOST_SHARED = 227 << 10  # bytes of a CTA, static and dynamic, on the architectures that have most (sm_90, sm_100)
@@ -52,7 +53,7 @@ class Geometry:
             dim3("grid", grid, _GRID_LIMIT),
             dim3("block", block, _BLOCK_LIMIT),
             _shared(shared),
-            dim3("cluster", cluster or 1, (16, 16, 16)),
+            dim3("cluster", 1 if cluster is None else cluster, (16, 16, 16)),
             bool(programmatic),
             together,
         )
@@ -72,10 +73,10 @@ class Geometry:
 
 def dim3(label: str, value: object, limit: Dim3) -> Dim3:
     """An int or a tuple of one to three ints, as three ints within `limit`."""
-    try:
-        parts = tuple(map(index, value)) if isinstance(value, tuple | list) else (index(value),)  # type: ignore[arg-type]
-    except TypeError:
-        raise SpecError(f"Geometry.{label}: must be an int or up to three ints (got {value!r})") from None
+    found = [as_index(one) for one in value] if isinstance(value, tuple | list) else [as_index(value)]
+    parts = tuple(one for one in found if one is not None)
+    if len(parts) != len(found):
+        raise SpecError(f"Geometry.{label}: must be an int or up to three ints (got {value!r})")
     full = (*parts, 1, 1, 1)[:3] if 1 <= len(parts) <= 3 else ()
     if len(full) != 3 or any(not 1 <= v <= top for v, top in zip(full, limit, strict=True)):
         raise SpecError(f"Geometry.{label}: each of one to three values must be 1 … {limit} (got {value!r})")
@@ -83,11 +84,8 @@ def dim3(label: str, value: object, limit: Dim3) -> Dim3:
 
 
 def _shared(value: object) -> int:
-    try:
-        nbytes = index(value)  # type: ignore[arg-type]
-    except TypeError:
-        nbytes = -1
-    if not 0 <= nbytes <= MOST_SHARED:
+    nbytes = as_index(value)
+    if nbytes is None or not 0 <= nbytes <= MOST_SHARED:
         raise SpecError(f"Geometry.shared: must be 0 … {MOST_SHARED} bytes (227 KiB) as an int (got {brief(value)})")
     return nbytes
 

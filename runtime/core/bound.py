@@ -28,10 +28,13 @@ class Arguments:
     so that all of it goes with the last reference.
     """
 
-    def __init__(self, function: Function, block: ParamBlock, keep: dict[int, tuple[Buffer, ...]]) -> None:
+    def __init__(
+        self, function: Function, block: ParamBlock, keep: dict[int, tuple[Buffer, ...]], zeroed: tuple[int, ...]
+    ) -> None:
         self.function = function
         self.block = block
         self.keep = dict(keep)
+        self.zeroed = zeroed
         self.launcher: ReferenceType[Launcher] | None = None
         self.broken: str | None = None
         self._streams: dict[int, Stream] = {}
@@ -41,6 +44,14 @@ class Arguments:
     def allocations(self) -> tuple[Allocation, ...]:
         """The memory that the arguments point to."""
         return tuple(self._known.values())
+
+    def stopped(self) -> None:
+        """Told by the launcher when a launch has ended in its middle: what launches leave to the next one (counters,
+        flags) is as it was before the first of them."""
+        for index in self.zeroed:
+            for buffer in self.keep.get(index, ()):
+                if buffer.allocation.lost is None:
+                    buffer.zero()
 
     def store(self, packed: Sequence[Packed]) -> bool:
         """Write checked values into the block and keep their buffers; whether a buffer was replaced."""
@@ -106,6 +117,7 @@ class BoundKernel:
         keep: dict[int, tuple[Buffer, ...]] | None = None,
         workspaces: tuple[int, ...] = (),
         check: Callable[[Kept], None] | None = None,
+        zeroed: tuple[int, ...] = (),
     ) -> None:
         self.device = device
         self.function = function
@@ -113,7 +125,7 @@ class BoundKernel:
         self._pack = pack
         self._workspaces = workspaces
         self._check = check
-        self._arguments = Arguments(function, block, keep or {})
+        self._arguments = Arguments(function, block, keep or {}, zeroed)
         self._prepare()
 
     @property
@@ -151,7 +163,7 @@ class BoundKernel:
             raise CudaError(self._arguments.broken)
         return BoundKernel(
             self.device, self.function, self.geometry, self.block.copy(), self._pack, self._arguments.keep,
-            self._workspaces, self._check,
+            self._workspaces, self._check, self._arguments.zeroed,
         )  # fmt: skip
 
     def workspaces(self) -> dict[int, Buffer]:
@@ -170,7 +182,8 @@ class BoundKernel:
 
     def _prepare(self) -> None:
         arguments = self._arguments
-        self._launcher = self.device._prepare(self.function, self.geometry, arguments.block, arguments.first_use)
+        how = (self.function, self.geometry, arguments.block, arguments.first_use, arguments.stopped)
+        self._launcher = self.device._prepare(*how)
         arguments.launcher = ref(self._launcher)
         arguments.broken = None
         self.launch = self._launcher.launch

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from operator import index as index_of
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
+from ptxgen.integers import as_index
 from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Copy
 from ptxgen.runtime.core.scalars import pack_scalar
@@ -149,7 +149,7 @@ class Buffer:
         """The same memory from `offset` bytes on, as `shape` of `dtype` (default: this one's); bounds are checked."""
         kind = self.dtype if dtype is None else to_dtype(dtype)
         dims = as_shape("Buffer.view", shape)
-        if not isinstance(offset, int | np.integer):
+        if as_index(offset) is None:
             raise SpecError(f"Buffer.view: offset must be an int, in bytes (got {offset!r})")
         if offset < 0 or offset + math.prod(dims) * kind.bytes > self.nbytes:
             need = f"{dims} of {kind} at offset {offset}"
@@ -176,10 +176,8 @@ class Buffer:
                     raise SpecError(f"Buffer[...]: a slice must have step 1 (got {part!r})")
                 start, dims[0] = start + low * inner, max(high - low, 0)
             else:
-                try:
-                    at = int(index_of(part))
-                except TypeError:
-                    raise SpecError(f"Buffer[...]: an index must be an int or a slice (got {part!r})") from None
+                if (at := as_index(part)) is None:
+                    raise SpecError(f"Buffer[...]: an index must be an int or a slice (got {part!r})")
                 at += extent if at < 0 else 0
                 if not 0 <= at < extent:
                     raise SpecError(f"Buffer[...]: index must be within 0 … {extent - 1} (got {part!r})")
@@ -271,11 +269,11 @@ def check_writable(label: str, array: np.ndarray) -> None:
 
 def as_shape(label: str, shape: object) -> tuple[int, ...]:
     """An int or a sequence of ints ≥ 0 as a tuple."""
-    dims = (shape,) if isinstance(shape, int | np.integer) else shape
-    try:
-        out = tuple(index_of(d) for d in dims)  # type: ignore[attr-defined]
-    except TypeError:
-        raise SpecError(f"{label}: shape must be ints (got {shape!r})") from None
-    if any(d < 0 for d in out):
+    one = as_index(shape)
+    found = [one] if one is not None else [as_index(d) for d in shape] if isinstance(shape, Iterable) else [None]
+    dims = tuple(d for d in found if d is not None)
+    if len(dims) != len(found):
+        raise SpecError(f"{label}: shape must be ints (got {shape!r})")
+    if any(d < 0 for d in dims):
         raise SpecError(f"{label}: shape must not be negative (got {shape!r})")
-    return out
+    return dims

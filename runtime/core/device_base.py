@@ -10,7 +10,7 @@ import numpy as np
 
 from ptxgen.errors import CudaError
 from ptxgen.runtime.arrays.tensormap import Tiling
-from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
+from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Stopped
 from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.targets import Target
@@ -107,8 +107,11 @@ class DeviceBase(ABC):
         return self._load(text, label)
 
     @abstractmethod
-    def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
-        """Everything that can be done before a launch; the launcher calls `first_use` before a stream's first use."""
+    def _prepare(
+        self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse, stopped: Stopped
+    ) -> Launcher:
+        """Everything that can be done before a launch; the launcher calls `first_use` before a stream's first use, and
+        `stopped` when a launch has ended in its middle, after which this device can still be used."""
 
     def _runs(self, target: Target) -> bool:
         """Whether code for `target` runs here."""

@@ -81,7 +81,8 @@ def immediate(stream: object) -> ImmediateStream:
 
 
 class ImmediateLauncher:
-    """A prepared launch: `run(block, stream)` does the work. `first_use(stream)` is told every stream before use."""
+    """A prepared launch: `run(block, stream)` does the work. `first_use(stream)` is told every stream before use,
+    `stopped()` called where the work ends with an exception."""
 
     def __init__(
         self,
@@ -89,9 +90,11 @@ class ImmediateLauncher:
         run: Callable[[ParamBlock, ImmediateStream], None],
         block: ParamBlock,
         first_use: Callable[[Stream], None],
+        stopped: Callable[[], None],
     ) -> None:
         self._default = default
         self._run = run
+        self._stopped = stopped
         self._block = block
         self._first_use = first_use
         self._closed: str | None = None
@@ -103,7 +106,14 @@ class ImmediateLauncher:
         where = immediate(self._default if stream is None else stream)
         self._first_use(where)
         block = self._block.copy() if where.capturing else self._block
-        where.submit(lambda: self._run(block, where))
+        where.submit(lambda: self._go(block, where))
+
+    def _go(self, block: ParamBlock, where: ImmediateStream) -> None:
+        try:
+            self._run(block, where)
+        except BaseException:
+            self._stopped()
+            raise
 
     def close(self, reason: str) -> None:
         """From now on `launch` raises."""

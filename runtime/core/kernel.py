@@ -32,6 +32,7 @@ class Kernel:
         self.params: tuple[Param, ...] = ptx.params
         self._index = {p.name: i for i, p in enumerate(ptx.params)}
         self._workspaces = tuple(i for i, p in enumerate(ptx.params) if p.access == "workspace")
+        self._zeroed = tuple(i for i, p in enumerate(ptx.params) if p.zeroed)
         expected = tuple(8 if p.kind != "scalar" else p.dtype.bytes for p in ptx.params)
         found = tuple(slot.size for slot in function.slots)
         if expected != found:
@@ -80,7 +81,10 @@ class Kernel:
         packed = [pack(name, value) for name, value in given.items()]
         check({index: buffers for index, _, buffers in packed if buffers})
         block = ParamBlock(self.function.slots)
-        bound = BoundKernel(self.device, self.function, geometry, block, pack, workspaces=self._workspaces, check=check)
+        bound = BoundKernel(
+            self.device, self.function, geometry, block, pack, workspaces=self._workspaces, check=check,
+            zeroed=self._zeroed,
+        )  # fmt: skip
         bound.store(packed)
         return bound
 

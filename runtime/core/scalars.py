@@ -20,17 +20,17 @@ _LAYOUTS = {
 
 
 def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
-    """One value as `dtype`; integers must fit, and must be integers. Raises `SpecError`."""
+    """One value as `dtype`; integers must fit, and must be integers, which bool is not. Raises `SpecError`."""
     layout = _LAYOUTS.get(dtype.name)
     if layout is not None and type(value) is (float if dtype.is_float else int):
         with contextlib.suppress(struct.error, OverflowError):
             return layout.pack(value)
     kind = dtype.numpy
     array = np.asarray(value)
-    if array.ndim or array.dtype.kind not in "iufV" + "b" * (not dtype.is_float):
+    if array.ndim or array.dtype.kind not in "iufV":
         raise SpecError(f"{label}: must be one {dtype} value (got {value!r})")
     if not dtype.is_float:
         limits = np.iinfo(kind)
-        if array.dtype.kind not in "iub" or not limits.min <= int(array) <= limits.max:
+        if array.dtype.kind not in "iu" or not limits.min <= int(array) <= limits.max:
             raise SpecError(f"{label}: must be an integer within {limits.min} … {limits.max} (got {value!r})")
     return array.astype(kind).tobytes()

@@ -13,7 +13,17 @@ import numpy as np
 
 from ptxgen.errors import CudaError, IsaError, ModuleLoadError
 from ptxgen.runtime.arrays.tensormap import Tiling
-from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources
+from ptxgen.runtime.core.backend import (
+    Code,
+    Copy,
+    FirstUse,
+    Function,
+    Geometry,
+    Launcher,
+    MemoryUse,
+    Resources,
+    Stopped,
+)
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.graph import Graph
 from ptxgen.runtime.core.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
@@ -211,7 +221,9 @@ class CpuDevice(Device):
             raise ModuleLoadError(said if said.startswith(f"{label}:") else f"{label}: {said}") from error
         return CpuCode(self, program)
 
-    def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
+    def _prepare(
+        self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse, stopped: Stopped
+    ) -> Launcher:
         self.check()
         assert isinstance(function, CpuFunction)
         program, entry = function.code.program, function.entry
@@ -228,7 +240,7 @@ class CpuDevice(Device):
             stream.latest = program.launch_packed(compiled, made, data, self.bytes, self.options, beside)
 
         assert isinstance(self.default_stream, ImmediateStream)
-        return ImmediateLauncher(self.default_stream, run, block, first_use)
+        return ImmediateLauncher(self.default_stream, run, block, first_use, stopped)
 
     def _new_stream(self) -> Stream:
         return ImmediateStream()

@@ -13,7 +13,7 @@ import numpy as np
 from ptxgen.errors import SpecError
 from ptxgen.runtime.arrays.tensormap import Tiling
 from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
+from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Stopped
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.diskcache import DiskCache
@@ -153,7 +153,9 @@ class CudaDevice(Gpu, Device):
     def _at_hand(self, text: str) -> bool:
         return self._loader.key(text) in self._loader.cubins
 
-    def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
+    def _prepare(
+        self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse, stopped: Stopped
+    ) -> Launcher:
         return self.part(CudaLauncher(self, function, geometry, block, first_use))
 
     def _new_stream(self) -> Stream:

@@ -17,7 +17,7 @@ from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream_order import after_others
 from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv import sizing
-from ptxgen.runtime.kv.layers import KvLayers, from_zero, kv_dtype, positive, within
+from ptxgen.runtime.kv.layers import KvLayers, cache_dtype, from_zero, positive, within
 from ptxgen.runtime.kv.rings import Rings
 from ptxgen.runtime.kv.snapshot import Layer, Snapshot
 from ptxgen.runtime.kv.strided import Blocks
@@ -61,7 +61,7 @@ class KvCache:
         self.device = device
         self.n_layers, self.n_heads, self.n_kv_heads = n_layers, n_heads, n_kv_heads
         self.head_dim, self.max_len = head_dim, max_len
-        self.dtype = kv_dtype("KvCache", dtype)
+        self.dtype = cache_dtype("KvCache.dtype", dtype)
         self.groups = scale_groups(head_dim)
         self.stream = device.default_stream
         self._lengths = [0] * n_layers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from operator import index as index_of
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
+from ptxgen.integers import as_index
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.scales import dequantise, scale_groups
 
@@ -20,28 +21,22 @@ if TYPE_CHECKING:
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 
 
-def kv_dtype(label: str, value: object) -> DType:
+def cache_dtype(label: str, value: object) -> DType:
     """A dtype that a cache can have; `SpecError` names them."""
-    kind = to_dtype(value)
-    if kind.name not in KV_DTYPES:
-        raise SpecError(f"{label}.dtype: must be one of {', '.join(KV_DTYPES)} (got {kind})")
-    return kind
+    with contextlib.suppress(SpecError):
+        if (kind := to_dtype(value)).name in KV_DTYPES:
+            return kind
+    raise SpecError(f"{label}: must be one of {', '.join(KV_DTYPES)} (got {brief(value)})")
 
 
 def positive(label: str, **values: object) -> tuple[int, ...]:
     """The values, NumPy's integers too, as ints ≥ 1; anything else is a `SpecError`."""
+    found = []
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        if (number := as_index(value)) is None or number < 1:
             raise SpecError(f"{label}.{name}: must be an int ≥ 1 (got {value!r})")
-    return tuple(int(value) for value in values.values())  # type: ignore[call-overload]
-
-
-def as_index(value: object) -> int | None:
-    """An int of Python or NumPy as Python's; None for anything else, bool included."""
-    try:
-        return None if isinstance(value, bool) else index_of(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+        found.append(number)
+    return tuple(found)
 
 
 def within(label: str, value: object, low: int, high: int) -> int:
@@ -62,6 +57,13 @@ def from_zero(label: str, value: object) -> int:
     if number is None or number < 0:
         raise SpecError(f"{label} must be an int ≥ 0 (got {brief(value)})")
     return number
+
+
+def flags(label: str, **values: object) -> None:
+    """`SpecError` for one that is neither true nor false: a word like "no" would count as true."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise SpecError(f"{label}.{name}: must be a bool (got {brief(value)})")
 
 
 def check_kind(label: str, kind: object) -> None:

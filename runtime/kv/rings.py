@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ptxgen.errors import CapacityError, SpecError, brief
-from ptxgen.runtime.kv.layers import as_index
+from ptxgen.integers import as_index
 from ptxgen.spec.cache_fields import ring_rows
 
 

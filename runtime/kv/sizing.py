@@ -6,7 +6,7 @@ import logging
 
 from ptxgen.dtypes import s8
 from ptxgen.kernel import KernelType
-from ptxgen.runtime.kv.layers import from_zero, kv_dtype, positive
+from ptxgen.runtime.kv.layers import cache_dtype, from_zero, positive
 from ptxgen.scales import scale_groups
 
 log = logging.getLogger("ptxgen.runtime")
@@ -16,7 +16,7 @@ _ALIGNMENT = 512  # what the driver's pool rounds an allocation up to
 def bytes_per_sequence(n_layers: int, n_kv_heads: int, head_dim: int, max_len: int, dtype: object = "f32") -> int:
     """Device memory of one sequence's cache, scales included."""
     positive("KvCache", n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, max_len=max_len)
-    kind = kv_dtype("KvCache", dtype)
+    kind = cache_dtype("KvCache.dtype", dtype)
     scales = 2 * scale_groups(head_dim) if kind == s8 else 0
     return 2 * n_layers * n_kv_heads * max_len * (head_dim * kind.bytes + scales)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxgen.dtypes import f32, s32
-from ptxgen.errors import CapacityError, SpecError
+from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.batched import BatchedKvCache
-from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.kv.layers import flags, within
 from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings, checked
 from ptxgen.runtime.model.steps import layer_buffers
 
@@ -34,6 +35,7 @@ class Batch:
         self, model: Sequenced, slots: int, invariant: bool = False, sampling: bool = False, penalties: bool = False,
         page_size: int = 0, n_pages: int | None = None,
     ) -> None:  # fmt: skip
+        flags("Batch", invariant=invariant, sampling=sampling, penalties=penalties)
         self.model = model
         self.slots = within("Batch: slots", slots, 1, 1 << 16)
         device, shape = model.device, model.shape
@@ -104,9 +106,25 @@ class Batch:
         return self.cache.length(self._held(slot))
 
     def step(self) -> dict[int, int]:
-        """One more token of every sequence, by slot. A full one must leave before."""
+        """One more token of every sequence, by slot. A full one must leave before. After an error each is as long as it
+        was."""
         if not self._next:
             raise SpecError("Batch.step: no sequence has joined")
+        lengths = {slot: self.cache.length(slot) for slot in self._next}
+        try:
+            self._run()
+        except BaseException:
+            self._fresh.update(self._next)
+            with contextlib.suppress(CudaError):  # of a device that is lost
+                for slot, length in lengths.items():
+                    self.cache.rollback(slot, length)
+            raise
+        for slot in self._next:
+            self._next[slot] = int(self._tokens_out[slot])
+        return {slot: self._next[slot] for slot in self.active}
+
+    def _run(self) -> None:
+        """A step of all sequences, and its tokens on the host."""
         stream = self.model.stream
         self.cache.step(self.active, stream)
         for slot in sorted(self._fresh):
@@ -118,9 +136,6 @@ class Batch:
             self._step.graph.launch(stream)
         self._read()
         self._wait()
-        for slot in self._next:
-            self._next[slot] = int(self._tokens_out[slot])
-        return {slot: self._next[slot] for slot in self.active}
 
     def logits(self) -> np.ndarray:
         """Those of the last step, `[slots, vocab]`; rows of free slots mean nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -60,6 +60,7 @@ class Model(Sequenced):
         from ptxgen.runtime.core.device import Device
         from ptxgen.runtime.opening import open_device
 
+        _check_options("Model.load", cls, 3, options)
         source = open_model(path, max_len)
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
 
@@ -132,6 +133,7 @@ class Model(Sequenced):
         """Decode up to `slots` sequences at once, which join and leave between steps."""
         from ptxgen.runtime.model.batch import Batch
 
+        _check_options("Model.batch", Batch, 2, options)
         return Batch(self, slots, **options)
 
     def profile(self, token: int = 0, position: int | None = None, repeats: int = 5) -> Profile:
@@ -153,10 +155,19 @@ class Model(Sequenced):
         return attention_with_cache(self.device, self.spec, layer, q, (k_cache, v_cache), (k, v))
 
 
+def _check_options(label: str, made: type, first: int, options: Mapping[str, object]) -> None:
+    """`SpecError` for names that are no options of a class: none of its constructor's parameters behind the `first`."""
+    from inspect import signature
+
+    known = list(signature(made).parameters)[first:]
+    if unknown := [name for name in options if name not in known]:
+        raise SpecError(f"{label}: takes {', '.join(known)} (got {', '.join(unknown)})")
+
+
 def _several(label: str, given: object, kind: type) -> tuple[Any, ...]:
     """One of a kind, or several, as several."""
     found = (given,) if isinstance(given, kind) else tuple(given) if isinstance(given, Iterable) else (None,)
-    if not all(isinstance(one, kind) for one in found):
+    if not all(isinstance(one, kind) and not isinstance(one, bool) for one in found):
         what = "a string or strings" if kind is str else "an integer or integers"
         raise SpecError(f"{label}: must be {what} (got {brief(given)})")
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from ptxgen import rules
 from ptxgen.dtypes import f32, s32, u64
 from ptxgen.errors import SpecError, brief
-from ptxgen.runtime.kv.layers import as_index
+from ptxgen.integers import as_index
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.buffer import Buffer

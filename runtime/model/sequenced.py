@@ -15,13 +15,15 @@ import numpy as np
 
 from ptxgen.dtypes import s32
 from ptxgen.errors import CapacityError, SpecError, brief
+from ptxgen.integers import as_index
 from ptxgen.models import ModelShape
 from ptxgen.models.memory_plan import positions_at_once
 from ptxgen.models.packing import WeightSource
+from ptxgen.models.products import PRECISIONS
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.kv.layers import as_index, within
+from ptxgen.runtime.kv.layers import cache_dtype, flags, within
 from ptxgen.runtime.model.sampling import Sampling, checked
 from ptxgen.runtime.model.steps import Steps
 from ptxgen.runtime.model.timing import StepTime, step_time
@@ -60,15 +62,17 @@ class Sequenced:
             device = open_device()
         if (size := as_index(chunk)) is None or size < 1 or size & (size - 1):
             raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
-        self.device, self.source, self.spec = device, source, source.spec
-        self.chunk = positions_at_once(size, self.shape.max_len)
+        if precision not in PRECISIONS:
+            raise SpecError(f"Model.precision: must be one of {', '.join(PRECISIONS)} (got {brief(precision)})")
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
+        flags("Model", deterministic=self.deterministic, rings=rings, persistent=persistent, timed=timed)
+        self.device, self.source, self.spec = device, source, source.spec
+        self.chunk = positions_at_once(size, self.shape.max_len)
         self.stream = device.default_stream
         overlaps = not self.deterministic
-        self.steps = Steps(
-            device, source, kv_dtype, self.chunk, overlaps, progress, weights, precision, rings, persistent
-        )
+        kind = cache_dtype("Model.kv_dtype", kv_dtype)
+        self.steps = Steps(device, source, kind, self.chunk, overlaps, progress, weights, precision, rings, persistent)
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()
@@ -156,11 +160,15 @@ class Sequenced:
     # one token --------------------------------------------------------------------------------------------------------
     def forward(self, token: int, position: int | None = None) -> np.ndarray:
         """Append a token at `position` (None: at the end; an earlier one discards the positions from there on);
-        the logits `[vocab]` of the next, float32."""
+        the logits `[vocab]` of the next, float32. After an error the sequence ends before that position."""
         token, place = self._check(token, position)
-        self._step(token, place, None)
-        self._known = None  # the device has chosen a token that we have not seen
-        return np.asarray(self.steps.logits.numpy()[0])
+        try:
+            self._step(token, place, None)
+            self._known = None  # the device has chosen a token that we have not seen
+            return np.asarray(self.steps.logits.numpy()[0])
+        except BaseException:
+            self._end_at(place)
+            raise
 
     def forward_to_token(self, token: int, position: int | None = None, sampling: Sampling | None = None) -> int:
         """The same; the likeliest next token, the lowest among equals, or one that is drawn."""
@@ -171,8 +179,16 @@ class Sequenced:
             token, place = self._check(token, position)
         elif place >= self.shape.max_len:
             self._check(token, position)
-        self._step(token, place, sampling)
-        return self._take_token()
+        try:
+            self._step(token, place, sampling)
+            return self._take_token()
+        except BaseException:
+            self._end_at(place)
+            raise
+
+    def _end_at(self, place: int) -> None:
+        """After an error: the positions from `place` on, some of which may have been written, do not count."""
+        self._known, self._remembers, self._length = None, False, place
 
     def _step(self, token: int, place: int, sampling: Sampling | None) -> None:
         """One decode step."""
@@ -212,23 +228,34 @@ class Sequenced:
 
     # a prompt ---------------------------------------------------------------------------------------------------------
     def prefill(self, prompt: Sequence[int], position: int | None = None, sampling: Sampling | None = None) -> int:
-        """Append a prompt, in chunks; the likeliest token after it, or one that is drawn."""
-        self._prefill(prompt, position, sampling)
-        if self.deterministic and sampling is None:
-            return int(np.argmax(self.steps.logits.numpy()[0]))
-        token = self._take_token()
+        """Append a prompt, in chunks; the likeliest token after it, or one that is drawn. After an error the sequence
+        ends before the prompt; with rings, which may have lost what it would need there, before a chunk."""
+        sampling = checked(sampling)
+        tokens, place = self._check_prompt(prompt, position)
+        try:
+            self._prefill(tokens, place, sampling)
+            if self.deterministic and sampling is None:
+                return int(np.argmax(self.steps.logits.numpy()[0]))
+            token = self._take_token()
+        except BaseException:
+            self._end_at(self._length if self.steps.rings else place)
+            raise
         self._known = (token, -1)  # a chunk counts no position
         return token
 
-    def _prefill(self, prompt: Sequence[int], position: int | None, sampling: Sampling | None) -> None:
-        tokens, sampling = self._tokens_of(prompt), checked(sampling)
+    def _check_prompt(self, prompt: Sequence[int], position: int | None) -> tuple[np.ndarray, int]:
+        """The tokens, and where they go."""
+        tokens = self._tokens_of(prompt)
         start = self._length if position is None else position
         place = within("Model: position", start, 0, self._length)
         if place + len(tokens) > self.shape.max_len:
             fits = f"{len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}"
             raise CapacityError(f"Model: {fits}; nothing was changed")
         self._rewind(place)
-        self._known, self._remembers = None, False
+        return tokens, place
+
+    def _prefill(self, tokens: np.ndarray, place: int, sampling: Sampling | None) -> None:
+        self._known, self._remembers, self._length = None, False, place
         self._ids[place : place + len(tokens)] = tokens
         for rows, at in chunks(len(tokens), self.chunk):
             draws = sampling if at + rows == len(tokens) else None
@@ -250,6 +277,9 @@ class Sequenced:
         try:
             tokens = np.asarray(prompt)
         except ValueError:  # lists of different lengths
+            tokens = np.zeros(0)
+        lists = tokens.ndim == 1 and not isinstance(prompt, np.ndarray)  # in which NumPy counts True as 1
+        if lists and any(isinstance(token, bool) for token in prompt):
             tokens = np.zeros(0)
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
             raise SpecError(f"Model: a prompt must be a list of integers, one at least (got {brief(prompt)})")

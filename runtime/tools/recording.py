@@ -126,7 +126,10 @@ def _recording(arrays: Mapping[str, np.ndarray]) -> Recording:
         raise SpecError(f"recording format must be {FORMAT} (got {brief(written)})")
     fields = _checked("recording", meta, _META)
     grid, block, cluster = (tuple(fields[name]) for name in ("grid", "block", "cluster"))
-    geometry = Geometry.of(grid, block, fields["shared"], cluster)
+    try:
+        geometry = Geometry.of(grid, block, fields["shared"], cluster)
+    except SpecError as wrong:
+        raise SpecError(str(wrong).replace("Geometry.", "recording.", 1)) from None
     memory = []
     for number, known in enumerate(fields["memory"]):
         label = f"recording.memory[{number}]"

@@ -140,8 +140,8 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         ([Q8, "And", "--max-tokens", "0"], "0 is not in the range"),
         ([Q8, "And", "--kv-dtype", "f7"], "f7"),
         ([Q8, "And", "--device", "tpu"], "tpu"),
-        ([Q8, "And", "--temperature", "-1"], r"Sampling.temperature: must be .* \(got -1.0;"),
-        ([Q8, "And", "--top-p", "nan"], r"Sampling.top_p: "),
+        ([Q8, "And", "--temperature", "-1"], r"--temperature: must be .* \(got -1.0;"),
+        ([Q8, "And", "--top-p", "nan"], r"--top-p: "),
     ],
 )
 def test_wrong_use_is_one_sentence(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

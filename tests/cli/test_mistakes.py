@@ -103,13 +103,13 @@ MISTAKES = [
     ("check good.ptx --entry c", "module: has no entry 'c' (it has a, b)"),
     ("check good.ptx --entry a", "good.ptx: entry a has no .reqntid; --block says how many threads a CTA has"),
     ("check good.ptx --entry b --block 0",
-     "Geometry.block: each of one to three values must be 1 … (1024, 1024, 64) (got (0,))"),
+     "--block: each of one to three values must be 1 … (1024, 1024, 64) (got (0,))"),
     ("check good.ptx --entry b --block 32x32x32x32",
      "Invalid value for '--block': must be N, NxN or NxNxN (got '32x32x32x32')"),
     ("check good.ptx --entry b --block 2048",
-     "Geometry.block: each of one to three values must be 1 … (1024, 1024, 64) (got (2048,))"),
+     "--block: each of one to three values must be 1 … (1024, 1024, 64) (got (2048,))"),
     ("check good.ptx --entry b --block 32 --grid 0",
-     "Geometry.grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got ("),
+     "--grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got ("),
     ("check good.ptx --entry b --block 32 --arg u32",
      "--arg: must be TYPE=NUMBER, TYPE[N], TYPE[NxM]=NUMBER, …=index or …=random (got 'u32'"),
     ("check good.ptx --entry a --block 32", "a: takes 1 argument (p) (got 0)"),
@@ -244,7 +244,7 @@ MORE_MISTAKES = [
     ("check empty.ptx --block 32", "empty.ptx:1: a module begins with .version and .target"),
     (
         "check good.ptx --entry b --block 32 --grid 70000x70000",
-        "Geometry.grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got (70000, 70000))",
+        "--grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got (70000, 70000))",
     ),
     ("check good.ptx --entry b --block 32 --arg u32=5", "b: takes 0 arguments (none) (got 1)"),
     (
@@ -258,11 +258,11 @@ MORE_MISTAKES = [
     ("check good.ptx --entry a --block 32 --arg u8=256", "--arg: uint8 has no value 256"),
     (
         "check good.ptx --entry b --block 32 --shared 99999999",
-        "Geometry.shared: must be 0 … 232448 bytes (227 KiB) as an int (got 99999999)",
+        "--shared: must be 0 … 232448 bytes (227 KiB) as an int (got 99999999)",
     ),
     (
         "check good.ptx --entry b --block 32 --cluster 3 --grid 4",
-        "Geometry.grid: must be a multiple of the cluster (3, 1, 1) (got (4, 1, 1))",
+        "--grid: must be a multiple of the cluster (3, 1, 1) (got (4, 1, 1))",
     ),
     ("check good.ptx --entry b --block 32 --time-limit nan", "Invalid value for '--time-limit': nan is no number."),
     ("replay x.npz", "x.npz: must be a launch recorded by ptxgen (got arrays ['x'])"),
@@ -272,9 +272,9 @@ MORE_MISTAKES = [
     ),
     (
         "complete file hello --temperature nan",
-        "Sampling.temperature: must be from 0.0 to 1000000.0 (got nan)",
+        "--temperature: must be from 0.0 to 1000000.0 (got nan)",
     ),
-    ("complete file hello --top-p 2", "Sampling.top_p: must be from 0.0 to 1.0 (got 2.0; nearest: 1.0)"),
+    ("complete file hello --top-p 2", "--top-p: must be from 0.0 to 1.0 (got 2.0; nearest: 1.0)"),
     (
         "complete file hello --precision slow",
         "Invalid value for '--precision': 'slow' is not one of 'exact', 'fast', 'e4m3'.",

@@ -15,7 +15,7 @@ from ptxgen.dtypes import bf16, e4m3
 from ptxgen.errors import SpecError
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma import shape, tokens
 from ptxgen.products.wgmma.geometry import FACTORED, Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -34,7 +34,7 @@ def product(**fields: Any) -> PackedGemm:
 @pytest.fixture
 def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CTA goes on to further tiles."""
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     yield
     clear_cache()
 

@@ -12,7 +12,7 @@ from ptxgen.assembler import assemble
 from ptxgen.dtypes import f16
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import INTEGERS
-from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma import geometry, shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -142,7 +142,7 @@ def test_a_block_of_rows_for_every_warpgroup(
     mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """k shared out evenly among few CTAs and among many; gate and up in records of neighbouring warps."""
-    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    monkeypatch.setattr(shape, "PROCESSORS", processors)
     spec = product(n=200, k=1024, **fields)
     assert Geometry.of(spec).shape.blocks == 1
     tried(spec, mode, rows, EXACT)

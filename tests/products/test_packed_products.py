@@ -12,7 +12,7 @@ from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
 from ptxgen.kernels.packed_gemm import FORMATS
-from ptxgen.products.wgmma import geometry, tasks, tokens
+from ptxgen.products.wgmma import geometry, shape, tasks, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.packed_products import EXACT, FAST, WHERE, tried
@@ -60,7 +60,7 @@ BYTES: tuple[tuple[int, dict[str, Any]], ...] = (
 @pytest.mark.parametrize(("rows", "fields"), BYTES, ids=str)
 def test_products_of_bytes(mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor adds exactly, so that only the scales and the order of sums are rounded."""
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)  # a CTA goes on to further tiles
+    monkeypatch.setattr(shape, "PROCESSORS", 4)  # a CTA goes on to further tiles
     tried(PackedGemm(**fields, x_dtype="e4m3", precision="fast"), mode, rows, EXACT)
     clear_cache()
 
@@ -96,7 +96,7 @@ def test_ragged_shapes_and_fusions(mode: str, rows: int, fields: dict[str, Any])
 def test_a_cta_goes_on_to_further_tiles(
     mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 1)
+    monkeypatch.setattr(shape, "PROCESSORS", 1)
     spec = PackedGemm(**fields, precision="fast")
     at = Geometry.of(spec)
     assert at.row_groups * -(-rows // spec.tokens) > at.most_turns
@@ -124,9 +124,9 @@ def test_a_packed_result_is_what_pack_tokens_makes_of_it(mode: str, rows: int, f
 @pytest.mark.parametrize("fields", [{"tokens": 256}, {"tokens": 128, "weights": "q4_k"}], ids=str)
 def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = 256 // fields["tokens"]
-    shape = geometry.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
-    monkeypatch.setattr(geometry, "choose", lambda *_: shape)
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    tile = shape.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
+    monkeypatch.setattr(geometry, "choose", lambda *_: tile)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     tried(PackedGemm(700, 512, precision="fast", residual=True, **fields), mode, 600, FAST)
     clear_cache()
 
@@ -153,7 +153,7 @@ def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: 
 def test_tiles_and_results_that_no_table_takes(
     mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     tried(PackedGemm(**fields, precision="fast"), mode, rows, FAST)
     clear_cache()
 
@@ -177,7 +177,7 @@ def test_tiles_and_results_that_no_table_takes(
 def test_rows_of_16_bits_that_leave_eight_at_a_time(
     mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     spec = PackedGemm(**{"precision": "fast", "out_dtype": "f16", **fields})
     assert Geometry.of(spec).halves
     tried(spec, mode, rows, FAST)
@@ -234,7 +234,7 @@ def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, An
 def test_k_of_all_tiles_is_shared_out(
     mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    monkeypatch.setattr(shape, "PROCESSORS", processors)
     spec = PackedGemm(**{"precision": "fast", "tokens": 128, "stream": True, **fields})
     tried(spec, mode, rows, FAST)
     clear_cache()
@@ -245,13 +245,13 @@ def test_k_of_all_tiles_is_shared_out(
 def test_tiles_are_whole_behind_the_last_uneven_round(
     processors: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    monkeypatch.setattr(shape, "PROCESSORS", processors)
     tried(PackedGemm(392, 320, tokens=128, precision="fast", stream=True, programmatic=True), "check", rows, FAST)
     clear_cache()
 
 
 def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 3)
+    monkeypatch.setattr(shape, "PROCESSORS", 3)
     spec = PackedGemm(392, 512, tokens=128, precision="fast", stream=True)
     device = CpuDevice()
     values = spec.example(np.random.default_rng(0), rows=300)
@@ -268,7 +268,7 @@ def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("indirect", [False, True])
 def test_bands_of_tokens(mode: str, indirect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(shape, "PROCESSORS", 4)
     monkeypatch.setattr(tasks, "BAND", 256)
     tried(PackedGemm(392, 128, tokens=128, precision="fast", programmatic=True, indirect=indirect), mode, 700, FAST)
     clear_cache()

@@ -16,11 +16,12 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import MOST_GROUPS, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.multiply import Part, PieceOfTile
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
+from ptxgen.products.wgmma.shape import MOST_GROUPS
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -53,17 +54,21 @@ class Tasks:
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
             if at.factored:
                 b.op("setp.eq.u32", "finds_factors", warp, at.warps + 1)
-            tile = self.tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
-            self.tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
+            tile, self.tile_step = b.reg("tile", "u32"), b.reg("tile_step", "u32")
+            self.tile = tile
+            if self.spec.stream:
+                self.cluster = b.reg("cluster", "u32")
+                self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
+                self.find_cluster()
+            else:
+                self._find_own(tile)
+            self._find_step()
             if split * share > 1:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
-                b.op("div.u32", tile, tile, split * share)
                 self.share_rank, self.split_rank = (rank if share > 1 else None), (rank if split > 1 else None)
             if share > 1 and split > 1:
                 self.share_rank = b.op("rem.u32", "share_rank", rank, share)
                 self.split_rank = b.op("div.u32", "split_rank", rank, share)
-            if share > 1:
-                b.op("div.u32", self.tile_step, self.tile_step, share)
             if self.split_rank is not None and not at.crowded:
                 self._split(self.split_rank)
             make_ring(thread)
@@ -72,10 +77,6 @@ class Tasks:
             if at.rows_first:
                 b.op("rem.u32", self.group, tile, self.clusters)
                 self._own_group()
-            if self.spec.stream:
-                self.cluster = b.reg("cluster", "u32")
-                b.op("min.u32", self.cluster, tile, at.most_turns - 1)
-                self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
 
     def _split(self, rank: Reg) -> None:
         """The part of k of one of the CTAs that share it."""
@@ -143,12 +144,16 @@ class Tasks:
         b.op("mul.lo.u32", tiles, token_tiles, self.clusters)
 
     def find_cluster(self) -> None:
-        """Anew, which cluster of the launch this is; part of an open fragment."""
-        b, share = self.b, self.at.shape.share
-        b.op("mov.u32", self.cluster, b.special("ctaid.x"))
-        if share > 1:
-            b.op("div.u32", self.cluster, self.cluster, share)
-        b.op("min.u32", self.cluster, self.cluster, self.at.most_turns - 1)
+        """Which cluster of a launch with even shares this is; part of an open fragment."""
+        self._find_own(self.cluster)
+        self.b.op("min.u32", self.cluster, self.cluster, self.at.most_turns - 1)
+
+    def _find_own(self, out: Reg) -> None:
+        """The CTA's index among clusters, which is that of its first tile."""
+        b, each = self.b, self.at.shape.split * self.at.shape.share
+        b.op("mov.u32", out, b.special("ctaid.x"))
+        if each > 1:
+            b.op("div.u32", out, out, each)
 
     def _find_step(self) -> None:
         """From one tile of a CTA to its next."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma.geometry import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, Geometry, of_integers
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half

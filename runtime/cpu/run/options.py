@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
 
 import numpy as np
 
 from ptxgen.errors import SpecError, brief
+from ptxgen.integers import as_index
 
 MODES = ("fast", "random", "check")
 
@@ -47,9 +47,6 @@ class Options:
 
 
 def _whole(name: str, value: object, least: int) -> None:
-    try:
-        fine = index(value) >= least  # type: ignore[arg-type]
-    except TypeError:
-        fine = False
-    if not fine:
+    number = as_index(value)
+    if number is None or number < least:
         raise SpecError(f"{name}: must be an int ≥ {least} (got {brief(value)})")

@@ -1,0 +1,160 @@
+"""How a product of many tokens is shared out: rows of a CTA, CTAs that share k or tokens. Choices are a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.dtypes import f32
+from ptxgen.weights.f16 import Half
+from ptxgen.weights.format import TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+PROCESSORS = 132  # of the largest GPU that runs these texts
+HALVES = 8  # results of 16 bits that a lane stores at once
+MOST_ROWS_FIRST = 64  # tokens of a tile
+MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
+# sums of a row that they have registers for, and where products are promoted: with more, ptxas lets products wait for
+# each other, or spills
+MOST_SUMS_BESIDE, MOST_SHORT_BESIDE = 224, 64
+# CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
+SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
+# the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
+WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
+WIDE_TILE = 256
+# stages of two tiles of k for one warpgroup, of weights as they lie, with so many tokens: from, to how many CTAs that
+# take all rows; more of the time that it waits between parts is then hidden, and less of k is on its way
+LONG = {64: (65, PROCESSORS), 128: (1, 64)}
+MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
+# tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
+FEWER_TOKENS, LONG_ENOUGH = 16, 2048
+# of products of integers by at most 32 tokens: precision, matrices, whether there are mins, rows from and to, columns
+# from: rows of a CTA, CTAs that share k, whether they share it out evenly
+INTEGER_TILES = (
+    ("exact", 1, True, 4097, 6144, 4096, 64, 1, True),
+    ("exact", 1, True, 4096, 4096, 8192, 64, 2, False),
+    ("exact", 1, False, 4096, 4096, 8192, 128, 1, True),
+    ("exact", 1, False, 65536, 1 << 20, 4096, 192, 1, True),
+    ("exact", 2, True, 24576, 1 << 20, 4096, 256, 1, True),
+    ("fast", 1, True, 4096, 4096, 8192, 64, 2, False),
+    ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
+    ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
+)
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
+MOST_GROUPS = 3  # warpgroups whose threads have registers for more
+MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of them
+    between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
+    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
+
+    groups: int
+    blocks: int
+    tiles: int
+    part: int
+    split: int
+    deep: int
+    resident: int
+    share: int = 1
+
+    @property
+    def places(self) -> int:
+        """Clusters that there is room for at once."""
+        return max(1, PROCESSORS * self.resident // self.share)
+
+
+def choose(spec: PackedProduct, tokens: int) -> Shape:
+    """The shape for a spec with so many tokens a tile."""
+    parts, few = spec.parts, tokens <= MOST_ROWS_FIRST
+    rows = parts * spec.kind.records(spec.n) * TILE_ROWS
+    wide = spec.kind.tile_k == WIDE_TILE
+    tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
+    usual = TALL if tall else 64 * parts if few else 128 * parts
+    tile_rows, split = spec.tile_rows or usual, spec.split
+    groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
+    blocks = max(parts, tile_rows // (64 * groups))
+    if spec.by_row and tokens <= FEW_TOKENS:
+        apart = parts > 1 and (stores_halves(spec) or tile_rows == 64 * parts)  # a block of gate and one of up
+        groups = max(1, tile_rows // (64 * parts if apart else 64))  # while one converts weights another's products run
+        blocks = parts if apart else 1
+    alone = few and spec.share <= 1 and not spec.stream
+    row_tiles = -(-rows // tile_rows)
+    split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
+    gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
+    if alone and gate and not spec.split and row_tiles <= 2 * PROCESSORS and spec.k >= LONG_ENOUGH:
+        split = max(split, 2)
+    # weights that are converted keep their warps busy for longer
+    part = 4 if few and spec.kind.tile_k > spec.columns else 2
+    if spec.by_row:
+        part = _part(spec, tokens, groups, blocks)
+    tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
+    if parts == 2 and isinstance(spec.kind, Half) and tokens > FEWER_TOKENS and spec.precision == "fast":
+        tiles = 1  # else two CTAs a multiprocessor have two stages each
+    share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
+    # where there are CTAs for it; of weights that are converted it was not measured
+    many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
+    if spec.by_row:  # else a deeper ring is faster
+        many = row_tiles > CLUSTERS[split]
+    fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
+    beside = groups == 1 and fits and many and not (few and spec.stream)
+    if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
+        least, most = LONG.get(tokens, (0, 0))
+        if least <= -(-rows // tile_rows) * split <= most:
+            tiles, part = 2, 4
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
+
+
+def of_integers(spec: PackedProduct) -> dict[str, Any]:
+    """The tile of a product of integers, as fields, where one was measured to be the fastest."""
+    rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
+    for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
+        same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
+        if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+            return dict(zip(("tile_rows", "split", "stream"), found, strict=True))
+    return {}
+
+
+def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
+    """Chunks between two waits of a product of integers: as many as were the fastest and registers have room for."""
+    exact = spec.precision == "exact"
+    if exact and groups > MOST_GROUPS:
+        return 1
+    return 2 if (exact and groups == 1) or _held(spec, tokens, blocks) > MOST_HELD else 4
+
+
+def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
+    """Registers of words of weights and of sums, of a product of integers."""
+    words = sum(piece.words for piece in spec.kind.integer_pieces)
+    return words + tokens * (blocks + spec.digits + spec.kind.has_mins) // 2
+
+
+def _split(tiles: int, steps: int, *, wide: bool) -> int:
+    """CTAs that share k where there are so many tiles of rows, for a few tokens."""
+    table = WIDE_SPLITS if wide else SPLITS
+    return next(split for most, split, least in table if tiles <= most and steps >= least * split)
+
+
+def smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
+    """A shape that takes less shared memory."""
+    parts = spec.parts
+    if shape.tiles > 1:
+        return replace(shape, tiles=shape.tiles // 2)
+    if shape.resident > 1:
+        return replace(shape, resident=shape.resident - 1)
+    if shape.split > 1 and not spec.split:
+        return replace(shape, split=1)
+    if shape.blocks > parts:
+        return replace(shape, blocks=parts)
+    return replace(shape, groups=1) if shape.groups > 1 else None
+
+
+def stores_halves(spec: PackedProduct) -> bool:
+    """Whether results are 16-bit numbers that lanes store eight at a time."""
+    if spec.packed_out:
+        return spec.digits == 1
+    return spec.out_dtype != f32 and spec.n % HALVES == 0
