@@ -15,8 +15,8 @@ from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.digit_gemm import DigitGemm
 from ptxgen.kernels.qkv_append import KV_DTYPES
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.products.few.heads import TokenHeads
 from ptxgen.products.few import geometry as few
+from ptxgen.products.few.heads import TokenHeads
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
 from ptxgen.spec.legality import draft
@@ -81,7 +81,8 @@ class DigitQkvAppend(KernelType):
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from self.rotation.rules()
-        yield from draft(DigitGemm, self._product_fields())[1]
+        product: type[KernelType] = DigitGemm
+        yield from draft(product, self._product_fields())[1]
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from self.product.target_rules(target)

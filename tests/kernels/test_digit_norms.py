@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.kernels import DigitGemm, PackDigits
-from ptxgen.products.few import geometry, layout
-from ptxgen.products.bytes.geometry import SPLITS, Shape
 from ptxgen.generator import clear_cache
+from ptxgen.kernels import DigitGemm, PackDigits
+from ptxgen.products.bytes.geometry import SPLITS, Shape
+from ptxgen.products.few import geometry, layout
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -47,7 +47,7 @@ def test_ragged_shapes_and_fusions(mode: str, precision: str, rows: int, fields:
 
 @pytest.mark.parametrize("mode", ["check", "random"])
 def test_results_that_a_thread_has_several_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read the residual stream, and all that is beside it, when it is their turn; a warp has roots in turn, too."""
+    """They read the residual stream and what is beside it in their turn; a warp has roots in turn, too."""
     monkeypatch.setattr(geometry, "SHAPE", Shape(3, 2))
     monkeypatch.setitem(SPLITS, 1, 2)
     clear_cache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
+from ptxgen.idioms.threads import split
 from ptxgen.products.bytes.results import EarlyResults
 from ptxgen.products.few.geometry import FewRuns
 from ptxgen.products.heads import Heads, HeadsEpilogue
@@ -19,12 +20,7 @@ class TokenHeads(HeadsEpilogue, EarlyResults):
 
     def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
         b, rotation = self.b, self.heads.rotation
-        pair = b.op(
-            "and.b32" if rotation.head_dim & (rotation.head_dim - 1) == 0 else "rem.u32",
-            f"{name}_pair",
-            self.out_row,
-            rotation.head_dim - (rotation.head_dim & (rotation.head_dim - 1) == 0),
-        )
+        _, pair = split(b, f"{name}_head", f"{name}_pair", self.out_row, rotation.head_dim)
         rotates = b.op("setp.lt.and.u32", f"{name}_rotates", pair, rotation.rotary_dim, self.inside)
         b.op("shr.u32", pair, pair, 1)
         turn = b.op("mov.u64", f"{name}_turn", self.pair_turns)
@@ -62,4 +58,5 @@ class TokenHeads(HeadsEpilogue, EarlyResults):
         return wide
 
     def sequence(self) -> Reg:
-        return self.whole_token
+        whole: Reg = self.whole_token
+        return whole

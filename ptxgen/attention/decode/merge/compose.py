@@ -21,7 +21,6 @@ from ptxgen.attention.variant import V_SCALE
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 
-
 # What writes the output: told its address and the CTA's place, it gives what writes four elements.
 Outlet = Callable[[Builder, Reg, Place, Task], finish.Keep]
 
