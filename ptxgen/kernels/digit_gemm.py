@@ -242,8 +242,8 @@ class DigitGemm(Weighted):
             kind = partial(NormedResults, norm_offset=self.norm_offset)
         self.build_with(b, kind)
 
-    def build_with(self, b: Builder, results_of: Callable[..., TokenResults]) -> None:
-        """The product, and what becomes of its results."""
+    def build_with(self, b: Builder, results_of: Callable[..., TokenResults], releases: bool = True) -> None:
+        """The product, and what becomes of its results; `releases`: the next kernel may start while this one runs."""
         at, spec = self.runs, self
         units = Units(b, at, self.share)
         stream = Stream(b, spec, at, self._columns(b, at, units.vector))
@@ -251,7 +251,7 @@ class DigitGemm(Weighted):
         requests = stream.request()
         units.make(stream.lane, stream.warp)
         units.clear(stream.thread, stream.rank)
-        release_and_wait(b, self.programmatic)
+        release_and_wait(b, self.programmatic, releases)
         tokens = self._tokens(b, at)
         units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.kind.tiles(self.k))
         roots = None

@@ -59,6 +59,7 @@ class DigitQkvAppend(KernelType):
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
     share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
+    holds: bool = field(default=False, doc="the next kernel starts when this one has ended, programmatic or not")
 
     sizes = {"rows": 3, "n_rows": -1, "pages": 8, "position": -1}  # -1: all, and one at random
     lowest_target = "sm_90"
@@ -68,7 +69,7 @@ class DigitQkvAppend(KernelType):
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, norm="rms", programmatic=True),
         dict(
             max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=512, kv_dtype="f16", rotary_dim=16, bias=True,
-            split=2, page_size=16, precision="fast",
+            split=2, page_size=16, precision="fast", programmatic=True, holds=True,
         ),
     )  # fmt: skip
 
@@ -120,7 +121,7 @@ class DigitQkvAppend(KernelType):
     def build(self, b: Builder) -> None:
         product = self.product
         b.expose(spec=product)
-        product.build_with(b, partial(TokenHeads, heads=self))
+        product.build_with(b, partial(TokenHeads, heads=self), releases=not self.holds)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

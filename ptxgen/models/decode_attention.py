@@ -110,6 +110,7 @@ class AttentionOfStep(Products):
         width = model.q_width + 2 * model.kv_width
         chosen = self._digit_gemm(n=width, k=model.dim, weights=self.tensors[weight].format, precision=self._rounding)
         fields |= {"k": model.dim, "split": chosen.split, "share": chosen.share}
+        fields["holds"] = self._has_many_keys and self._rounding == "exact"  # as in `_append`; rounded rows gain by it
         fields = attention.fields("digit_qkv_append", **self._in_pages(), **fields)
         self.op("digit_qkv_append", "qkv_append", given, {"rows": self.rows} | self._paged(), **fields)
         return Ref(q)
@@ -205,12 +206,17 @@ class AttentionOfStep(Products):
         In a batch with many keys a position this begins when the products are done: attention that asks for keys while
         they run makes the step 3 to 10 % longer at 4096 positions; with few of them it makes it shorter."""
         batched = self.step == "batch"
-        if batched and self.rows * self.model.kv_width >= MANY_KEYS:
+        if batched and self._has_many_keys:
             how["programmatic"] = False
         role, kernel = attention.append
         given = {**rows, **self._caches(attention), **self._position()}
         fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
+
+    @property
+    def _has_many_keys(self) -> bool:
+        """Whether the sequences have many keys a position together."""
+        return self.rows * self.model.kv_width >= MANY_KEYS
 
     def _in_pages(self) -> dict[str, Any]:
         """The fields of kernels on a cache in pages."""
