@@ -33,8 +33,8 @@ def wait_for_producer(b: Builder, programmatic: bool) -> None:
 
 
 def release_and_wait(b: Builder, programmatic: bool, releases: bool = True) -> None:
-    """The same in two fragments: `release` lets the next kernel start, unless it shall not (`releases`), `depends` waits
-    for the one before."""
+    """The same in two fragments: `release`, where the kernel `releases`, lets the next one start, `depends` waits for
+    the one before."""
     if not programmatic:
         b.without("release", "depends")
         return
