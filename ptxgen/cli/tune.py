@@ -176,7 +176,12 @@ def _product(word: str) -> ProductJob:
     n, _, k = sizes.partition("x")
     if not (n.isdigit() and k.isdigit() and kind):
         raise SpecError(f"--product: must be NxK/FORMAT, as 4096x14336/q4_k (got {word!r})")
-    return ProductJob(int(n), int(k), kind)
+    job = ProductJob(int(n), int(k), kind)
+    try:
+        _ = job.spec
+    except SpecError as wrong:
+        raise SpecError(f"--product {word}: {str(wrong).replace('Gemv.', '')}") from None
+    return job
 
 
 def _heads(word: str) -> tuple[int, int, int]:

@@ -7,7 +7,9 @@ length, and then for every token runs the launches in order; each argument is a 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +38,8 @@ def export_program(
     """Write the decode step of a model into a new or empty folder; what `program.json` says. With `rings` layers with a
     window keep rings.
 
-    With `cubin` each kernel is assembled, too: raises `AssembleError`, and writes nothing, where no assembler is
-    installed that makes code to run.
+    With `cubin` each kernel is assembled, too: raises `AssembleError` where no assembler is installed that makes code
+    to run. After an error, of the weights' file or of the disk, too, the folder is as it was.
     """
     where, out = parse_target(target), Path(folder)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -49,31 +51,47 @@ def export_program(
     )  # fmt: skip
     kernels = {spec: generate(spec, where) for spec in program.specs()}
     cubins = {spec: _cubin(ptx) for spec, ptx in kernels.items()} if cubin else {}
-    (out / "kernels").mkdir(parents=True)
-    files = {spec: f"kernels/{number:02d}_{spec.kernel_name}" for number, spec in enumerate(kernels)}
-    places, blocks = _places(program)
-    memory: dict[str, dict[str, Any]] = {name: {"bytes": nbytes} for name, nbytes in blocks.items()}
-    memory["weights"]["file"] = WEIGHTS
-    drivers = [driver_for_ptx(ptx.module.version) or 0 for ptx in kernels.values()]
-    listing: dict[str, Any] = {
-        "format": FORMAT,
-        "model": {"family": source.spec.shape.family, "vocab": source.spec.shape.vocab,
-                  "max_len": source.spec.shape.max_len},
-        "target": where.name,
-        "driver": driver_text(max(drivers)),
-        "memory": memory,
-        "kernels": [_kernel(ptx, files[spec], out, cubins.get(spec)) for spec, ptx in kernels.items()],
-        "tensors": {
-            name: {"kind": t.kind, "dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.nbytes,
-                   "memory": places[name][0], "offset": places[name][1]}
-            | ({"format": t.format} if t.format else {})
-            for name, t in program.tensors.items()
-        },
-        "launches": list(_launches(program, kernels, places)),
-    }  # fmt: skip
-    _write_weights(program, source, places, out / WEIGHTS)
-    (out / LISTING).write_text(json.dumps(listing, indent=1) + "\n")
+    with _all_or_nothing(out):
+        files = {spec: f"kernels/{number:02d}_{spec.kernel_name}" for number, spec in enumerate(kernels)}
+        places, blocks = _places(program)
+        memory: dict[str, dict[str, Any]] = {name: {"bytes": nbytes} for name, nbytes in blocks.items()}
+        memory["weights"]["file"] = WEIGHTS
+        drivers = [driver_for_ptx(ptx.module.version) or 0 for ptx in kernels.values()]
+        listing: dict[str, Any] = {
+            "format": FORMAT,
+            "model": {"family": source.spec.shape.family, "vocab": source.spec.shape.vocab,
+                      "max_len": source.spec.shape.max_len},
+            "target": where.name,
+            "driver": driver_text(max(drivers)),
+            "memory": memory,
+            "kernels": [_kernel(ptx, files[spec], out, cubins.get(spec)) for spec, ptx in kernels.items()],
+            "tensors": {
+                name: {"kind": t.kind, "dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.nbytes,
+                       "memory": places[name][0], "offset": places[name][1]}
+                | ({"format": t.format} if t.format else {})
+                for name, t in program.tensors.items()
+            },
+            "launches": list(_launches(program, kernels, places)),
+        }  # fmt: skip
+        _write_weights(program, source, places, out / WEIGHTS)
+        (out / LISTING).write_text(json.dumps(listing, indent=1) + "\n")
     return listing
+
+
+@contextmanager
+def _all_or_nothing(folder: Path) -> Iterator[None]:
+    """A new or an empty folder with one for kernels, which what is raised meanwhile leaves as it was."""
+    there = folder.exists()
+    (folder / "kernels").mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder / "kernels")
+        for name in (WEIGHTS, LISTING):
+            (folder / name).unlink(missing_ok=True)
+        if not there:
+            folder.rmdir()
+        raise
 
 
 def _places(program: Program) -> tuple[dict[str, tuple[str, int]], dict[str, int]]:

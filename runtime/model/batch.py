@@ -83,8 +83,7 @@ class Batch:
         free = next((slot for slot in range(self.slots) if slot not in self._next), None)
         if free is None:
             raise CapacityError(f"Batch: all {self.slots} slots are taken; leave one first")
-        self.model.reset()
-        token = self.model.prefill(prompt, sampling=sampling)
+        token = self.model.prefill(prompt, 0, sampling)
         if self._settings is not None:
             self._settings.put(sampling or GREEDY, free, self.model.stream)
         if self._settings is not None and self._penalties:

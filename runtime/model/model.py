@@ -112,11 +112,9 @@ class Model(Sequenced):
             if not hasattr(self.source, "text"):
                 raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
             decode = partial(self.source.text().decode, continues=True)
-        if not keep:
-            self.reset()
         found: list[int] = []
         reach = 8 + 4 * max(map(len, stop), default=0)  # tokens that a stop string spans, and some that are no text
-        token = self.prefill(prompt, sampling=sampling)
+        token = self.prefill(prompt, None if keep else 0, sampling)
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return

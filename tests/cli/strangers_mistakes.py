@@ -128,7 +128,7 @@ STRANGERS = [
     ("complete file hello --max-tokens 0", "Invalid value for '--max-tokens': 0 is not in the range x>=1."),
     ("complete good.ptx hello", "good.ptx: must be a .gguf file, a folder with config.json and .safetensors files, o"),
     ("tune --config nonesuch.json", "nonesuch.json: No such file or directory"),
-    ("tune --product 0x64/q4_k", "Gemv.n: must be from 1 to 1048576 (got 0; nearest: 1); Gemv.k: must be a multiple"),
+    ("tune --product 0x64/q4_k", "--product 0x64/q4_k: n: must be from 1 to 1048576 (got 0; nearest: 1); k: "),
     ("doctor --config", "Option '--config' requires an argument."),
     ("doctor --model file --max-len 0", "Invalid value for '--max-len': 0 is not in the range x>=1."),
     ("completion bash zsh", "Got unexpected extra argument (zsh)"),
@@ -156,7 +156,7 @@ STRANGERS = [
     ("complete good.ptx hello --top-k -1", "--top-k: must be from 0 to 1073741824 (got -1; nearest: 0)"),
     ("tune --heads 33/8/128 --dry-run --target sm_90", "IncrementalAttention.n_heads: must be a multiple of n_kv_hea"),
     ("tune --device cuda:x --heads 32/8/128", "--device: tune measures on a GPU: must be cuda or cuda:N (got 'cuda:x"),
-    ("tune --product 1x1/q4_k --dry-run --target sm_90", "Gemv.k: must be a multiple of 256 from 256 to 131072 (got 1"),
+    ("tune --product 1x1/q4_k --dry-run --target sm_90", "--product 1x1/q4_k: k: must be a multiple of 256 from"),
     ("verify good.ptx --target 90000", "target: must be one of sm_70, sm_72, sm_75"),
     ("--version --x", "No such option '--x'."),
 ]  # fmt: skip

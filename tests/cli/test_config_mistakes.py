@@ -117,7 +117,7 @@ OPTIONS = [
     ("check kernel.ptx --time-limit nan", "Invalid value for '--time-limit': nan is no number."),
     ("tune --heads 32/8/128 --gain nan --dry-run --target sm_90", "Invalid value for '--gain': nan is no number."),
     ("tune --heads 3/2/128 --dry-run --target sm_90", "IncrementalAttention.n_heads: must be a multiple of n_kv_heads"),
-    ("tune --product 10x10/q4_k --dry-run --target sm_90", "Gemv.k: must be a multiple of 256 from 256 to 131072 (got"),
+    ("tune --product 10x10/q4_k --dry-run --target sm_90", "--product 10x10/q4_k: k: must be a multiple of 256 from"),
 ]  # fmt: skip
 SHORT = {"A": "activation --dim 64", "C": "--config config.json"}
 

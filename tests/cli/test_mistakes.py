@@ -279,7 +279,10 @@ MORE_MISTAKES = [
         "complete file hello --precision slow",
         "Invalid value for '--precision': 'slow' is not one of 'exact', 'fast', 'e4m3'.",
     ),
-    ("tune --product 4096x14336/q9", "Gemv.weights: must be one of bf16, e4m3, e4m3_channel, e4m3_block, f16, "),
+    (
+        "tune --product 4096x14336/q9",
+        "--product 4096x14336/q9: weights: must be one of bf16, e4m3, e4m3_channel, e4m3_b",
+    ),
     ("doctor --config small.json --model file", "doctor: --model or --config, not both"),
     ("completion BASH", "Invalid value for '{bash|zsh|fish}': 'BASH' is not one of 'bash', 'zsh', 'fish'."),
 ]

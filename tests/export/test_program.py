@@ -6,12 +6,14 @@ import json
 import runpy
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.errors import AssembleError
+from ptxgen.errors import AssembleError, FileError
 from ptxgen.export.program import export_program
 from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
@@ -80,6 +82,31 @@ def test_the_script_refuses_what_the_folder_does_not_have(folder: Path, tmp_path
     ):
         with pytest.raises(SystemExit, match=said):
             decode(where, token, count, "cpu")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_that_is_damaged_leaves_no_folder(
+    file: ArrayFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    whole, read = ArrayFile.read, 0
+
+    def damaged(self: ArrayFile, name: str) -> Mapping[str, np.ndarray]:
+        nonlocal read
+        read += 1
+        if read == 5:
+            raise FileError(f"{name}: is cut off")
+        return whole(self, name)
+
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    monkeypatch.setattr(ArrayFile, "read", damaged)
+    with pytest.raises(FileError, match="is cut off"):
+        export_program(file, "sm_90", out, cubin=False)
+    assert [*tmp_path.iterdir()] == [out] * there
+    assert not there or not [*out.iterdir()]
+    export_program(file, "sm_90", out, cubin=False)
+    assert (out / "program.json").exists()
 
 
 def test_a_folder_with_something_in_it_is_refused(file: ArrayFile, folder: Path) -> None:
