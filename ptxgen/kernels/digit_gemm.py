@@ -61,7 +61,7 @@ class DigitGemm(Weighted):
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k.
     `share`: CTAs of a cluster that bring each other x (`DigitGemm.best` has all three). `activation`: "", silu,
-    gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
+    gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x). `eps`: added to the mean square.
     """
 
     n: int

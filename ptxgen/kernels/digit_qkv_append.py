@@ -35,10 +35,13 @@ class DigitQkvAppend(KernelType):
     each of a sequence of its own.
 
     x is bf16 digits as DigitGemm reads them, weight bf16 packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q,
-    then of k, then of v; norm, bias, `split` and `precision` are DigitGemm's. q f32 `[rows, n_heads, head_dim]`;
+    then of k, then of v; norm, bias, `split`, `share` and precision are DigitGemm's. q f32 `[rows, n_heads, head_dim]`;
     caches, positions `[rows]` and pages as `KvCacheScatter` has them. The first `rotary_dim` elements of a head of q
     and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm". A token whose position is outside the
     cache writes nothing.
+
+    `k`: inputs. `norm`: "" or "rms", which is divided out of the results. `eps`: added to the mean square. `precision`:
+    exact or fast, three digits of a number or one.
     """
 
     max_len: int = field(like=CAPACITY)
