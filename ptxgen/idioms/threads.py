@@ -38,6 +38,18 @@ def divide(b: Builder, out: Reg, value: Reg, divisor: int, most: int) -> Reg:
     return out
 
 
+def divide_any(b: Builder, quotient: str | Reg, value: Reg, divisor: int) -> Reg:
+    """`value // divisor` of a u32 below 2^31 and a constant, in that register: assemblers divide by constants the long
+    way, powers of two included."""
+    shift = divisor.bit_length() - 1
+    if divisor & (divisor - 1) == 0:
+        whole: Reg = b.op("shr.u32", quotient, value, shift)
+        return whole
+    # factor · divisor − 2^(32 + shift) < divisor, so that a value below 2^31 is off by less than one in its last place
+    whole = b.op("mul.hi.u32", quotient, value, -(-(1 << 32 + shift) // divisor))
+    return b.op("shr.u32", whole, whole, shift) if shift else whole
+
+
 def row_index(b: Builder, name: str, row: Reg, per_row: Reg | int, item: Reg) -> Reg:
     """`row · per_row + item` in 64 bits, of u32 values."""
     index: Reg = b.op("cvt.u64.u32", name, item)

@@ -311,7 +311,8 @@ class PackedGemm(PackedProduct):
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
         ring, tasks = Ring(b, at), Tasks(b, self, at)
-        tasks.locate(ring.make)
+        tasks.locate()
+        ring.make(tasks.takes)
         if at.wide:
             fewer, more = FACTORED_REGISTERS if at.pipelined or at.crowded else REGISTERS[at.shape.groups]
             with b.fragment("fewer_registers"):

@@ -194,11 +194,28 @@ def test_rows_of_16_bits_that_leave_eight_at_a_time(
         (96, {"n": 640, "k": 2048, "tokens": 96, "split": 8, "tile_rows": 64, "out_dtype": "bf16"}),
         (130, {"n": 640, "k": 2048, "tokens": 64, "gated": True, "activation": "silu", "split": 4, "share": 2}),
         (20, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "packed_out": True, "split": 4}),
+        (70, {"n": 130, "k": 1024, "tokens": 64, "split": 4, "tile_rows": 64, "out_dtype": "bf16"}),
+        (20, {"n": 330, "k": 2048, "tokens": 16, "split": 8, "tile_rows": 128, "indirect": True}),
     ],
     ids=str,
 )
 def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, Any]) -> None:
     tried(PackedGemm(precision="fast", programmatic=True, **fields), mode, rows, FAST)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "split", "share", "apart"), [(64, 4, 1, True), (8, 8, 1, True), (64, 2, 2, False), (128, 2, 1, False)]
+)
+def test_sums_of_few_tokens_have_a_place_of_their_own(tokens: int, split: int, share: int, apart: bool) -> None:
+    """Beside the ring, on an mbarrier: no barrier of the cluster, which is a fence of the GPU, stands in a tile."""
+    spec = PackedGemm(512, 2048, tokens=tokens, split=split, share=share, precision="fast", out_dtype="bf16")
+    at, text = Geometry.of(spec), generate(spec, WHERE).text
+    assert at.apart == apart
+    assert at.sums_at == (at.stages * at.stage_bytes if apart else 0)
+    assert text.count("st.async") == (at.out_tokens // 8 * at.takers * at.shape.blocks if apart else 0)
+    in_tile = text[text.index("$multiplied_tiles:") : text.index("\n$multiplied_tiles_end:")]
+    assert in_tile.count("barrier.cluster.arrive.release") == (1 if apart else 2)
+    assert not apart or in_tile.index("bra $takes_next_end") < in_tile.index("barrier.cluster.arrive.release")
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])

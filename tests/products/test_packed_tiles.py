@@ -193,7 +193,7 @@ def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
 
 
-@pytest.mark.parametrize("row", tiles.MEASURED)
+@pytest.mark.parametrize("row", [*tiles.MEASURED_PLAIN, *tiles.MEASURED])
 def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[int, ...]) -> None:
     n, k, least, most, *tile = row
     fields: dict[str, Any] = {"n": n, "k": k, "precision": "fast", "out_dtype": bf16}
@@ -205,6 +205,8 @@ def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[in
     for rows in (least - 1, most + 1):
         assert tiles._measured(fields, rows) == {}
     assert tiles._measured(fields | {"out_dtype": f32}, most) == {}
+    if row in tiles.MEASURED_PLAIN:
+        assert tiles._measured(fields | {"programmatic": True}, most) == {}
 
 
 @needs_assembler

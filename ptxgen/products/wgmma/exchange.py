@@ -2,7 +2,9 @@
 all up in the order of ranks.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
-They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own.
+They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own, and the cluster meets
+behind it, which takes a fence of the GPU. Where they have a place `apart`, they complete on an mbarrier of the CTA that
+takes them (PTX ISA: st.async), and all that is waited for before is that every CTA has begun.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 VECTOR = 4  # sums that a lane has of an octet
 BYTES = 4 * VECTOR
+PUSH = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
 MOST_TAKEN = 64  # sums that a thread has asked for at once
 
 
@@ -40,20 +43,42 @@ class Exchange:
         assert rank is not None
         with b.fragment("send_sums", "to each CTA its tokens' sums, where its ring was"):
             place = b.op("mov.u32", "sums_place", self.ring.memory)
+            if at.apart:
+                b.op("add.u32", place, place, at.sums_at)
+                their_bell = b.reg("their_sums_bell", "u32")
             b.op("mad.lo.u32", place, tasks.thread, BYTES, place)
             own = b.op("mad.lo.u32", "own_slot", rank, self.slot_bytes, place)
             there = b.reg("their_slot", "u32")
             for taker in range(at.takers):
-                b.op("mapa.shared::cluster.u32", there, own, self._rank(tasks, taker))
+                taker_rank = self._rank(tasks, taker)
+                b.op("mapa.shared::cluster.u32", there, own, taker_rank)
+                if at.apart:
+                    b.op("mapa.shared::cluster.u32", their_bell, self.ring.sums_bell, taker_rank)
                 for index in range(self.own):
                     for block, values in enumerate(sums):
                         first = VECTOR * (taker * self.own + index)
                         to = there[self._offset(block, index)]
-                        b.op("st.shared::cluster.v4.f32", to, tuple(values[first : first + VECTOR]))
+                        some = tuple(values[first : first + VECTOR])
+                        if at.apart:
+                            b.op(PUSH, to, some, their_bell[0])
+                        else:
+                            b.op("st.shared::cluster.v4.f32", to, some)
+        if at.apart:
+            self._wait(tasks)
         taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(at.shape.blocks)]
         with b.fragment("take_sums", "in the order of ranks"):
             self._take(taken, place, tasks.takes)
         return taken
+
+    def _wait(self, tasks: Tasks) -> None:
+        """Fragments `poll_sums`, whether all have come, and `next_sums`, before which none of the next tile's come."""
+        b, ring = self.b, self.ring
+        with b.fragment("poll_sums", "whether the sums of this CTA's tokens have come"):
+            b.op("mbarrier.try_wait.parity.shared::cta.b64", "sums_came", ring.sums_bell[0], ring.sums_parity)
+        with b.fragment("next_sums", "the next tile's may come"):
+            first = b.op("setp.eq.u32", convert.scratch(b, "expects_sums", "pred"), tasks.thread, 0)
+            ring.expect_sums(first)
+            b.op("xor.b32", ring.sums_parity, ring.sums_parity, 1)
 
     def _rank(self, tasks: Tasks, taker: int) -> Reg | int:
         """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""

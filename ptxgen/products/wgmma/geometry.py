@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, Shape, choose, smaller, stores_halves
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.format import TILE_ROWS
@@ -24,6 +24,9 @@ HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that 
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
+# stages beside which sums of few tokens of CTAs that share k have a place of their own: none then waits for others to
+# read; not where launches that overlap have room side by side
+APART_STAGES = 4
 FEWEST = 2  # stages: one is released when the products of the next have begun
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
@@ -125,6 +128,7 @@ class Geometry:
     integers: bool  # products are those of integers
     pipelined: bool  # sums of whole blocks take turns with products: `pipelined.py`
     factored: bool  # and a warp packs the scales of tokens
+    apart: bool  # sums of CTAs that share k have a place beside the ring, not where it was
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -146,6 +150,12 @@ class Geometry:
             beside = scales + (tokens + FACTOR_BYTES if factored else 0)
             stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
+            ctas = shape.split * -(-spec.parts * kind.records(spec.n) // records)  # that take all rows
+            side_by_side = spec.programmatic and 2 * ctas <= PROCESSORS  # with those of the launch ahead
+            fitting = tokens <= MOST_ROWS_FIRST and shape.share == 1 and not side_by_side
+            apart = fitting and 0 < sums <= room - results - APART_STAGES * stage
+            if apart:
+                room, sums = room - sums, 0
             least = max(FEWEST * stage, sums + results) if sums else FEWEST * stage + results
             less = smaller(shape, spec)
             if room >= least or less is None:
@@ -179,7 +189,7 @@ class Geometry:
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row, pipelined, factored,
+            spec.by_row, pipelined, factored, apart,
         )  # fmt: skip
 
     @property
@@ -277,11 +287,21 @@ class Geometry:
         return self.tokens // self.out_tokens
 
     @property
+    def sums_bytes(self) -> int:
+        """Of the sums that a CTA is sent by those that it shares k with, itself among them."""
+        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
+
+    @property
+    def sums_at(self) -> int:
+        """Where the sums of CTAs that share k lie in shared memory: beside the ring, or in its place."""
+        return self.stages * self.stage_bytes if self.apart else 0
+
+    @property
     def results_at(self) -> int:
-        """Where results lie in shared memory: behind the ring, or the sums of CTAs that share k in its place."""
+        """Where results lie in shared memory: behind the ring and the sums."""
         if self.shape.split == 1:
             return self.stages * self.stage_bytes
-        return 4 * self.shape.split * self.out_tokens * self.records * TILE_ROWS
+        return self.sums_at + self.sums_bytes
 
     @property
     def shared(self) -> int:

@@ -7,7 +7,7 @@ once its products have read it.
 from __future__ import annotations
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import SINK, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 
@@ -22,21 +22,37 @@ class Ring:
         self.memory = b.shared("ring", at.shared, align=SWIZZLE, dynamic=True)
         self.full_bells = b.shared("stage_full", BELL * at.stages * (1 + at.factored))
         self.empty_bells = b.shared("stage_empty", BELL * at.stages)
+        if at.apart:
+            self.sums_bell, self.sums_parity = b.shared("sums_come", BELL), b.reg("sums_parity", "u32")
         self.offset, self.parity = b.reg("stage_offset", "u32"), b.reg("stage_parity", "u32")
         self.full, self.empty = b.reg("full_bell", "u32"), b.reg("empty_bell", "u32")
         self.is_full, self.is_empty = b.reg("is_full", "pred"), b.reg("is_empty", "pred")
 
-    def make(self, thread: Reg) -> None:
-        """The mbarriers, by one thread: compute-sanitizer's synccheck misses those that lanes make side by side."""
+    def make(self, takes: Reg | None) -> None:
+        """Fragments `make_bells` and `publish_bells`: the mbarriers, by one thread, as compute-sanitizer's synccheck
+        misses those that lanes make side by side; behind a branch, as under a predicate each would have a fence of its
+        own. `takes`: whether the CTA finishes tokens, where not all that share k do."""
         b, at = self.b, self.at
-        first = b.op("setp.eq.u32", "makes_bells", thread, 0)
-        for stage in range(at.stages):
-            b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1 + at.factored, pred=first)
-            if at.factored:
-                b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * (at.stages + stage)], 1, pred=first)
-            releases = at.warps * at.shape.share
-            b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases, pred=first)
-        b.op("fence.mbarrier_init.release.cluster")
+        with b.fragment("make_bells", "a stage is full when its bytes are there, empty when every warp has read it"):
+            for stage in range(at.stages):
+                b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1 + at.factored)
+                if at.factored:
+                    b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * (at.stages + stage)], 1)
+                releases = at.warps * at.shape.share
+                b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases)
+            if at.apart:
+                b.op("mbarrier.init.shared::cta.b64", self.sums_bell[0], 1)
+                self.sums_bytes: Reg | int = at.sums_bytes
+                if takes is not None:
+                    self.sums_bytes = b.op("selp.b32", "sums_bytes", at.sums_bytes, 0, takes)
+                self.expect_sums()
+        with b.fragment("publish_bells"):
+            b.op("fence.mbarrier_init.release.cluster")
+
+    def expect_sums(self, pred: Reg | None = None) -> None:
+        """What CTAs that share k send this one of a tile is going to come; part of an open fragment."""
+        expects = "mbarrier.arrive.expect_tx.shared::cta.b64"
+        self.b.op(expects, SINK, self.sums_bell[0], self.sums_bytes, pred=pred)
 
     def begin(self, *, copies: bool) -> None:
         """At the first stage, which is empty."""
@@ -45,6 +61,8 @@ class Ring:
         b.op("mov.u32", self.parity, 1 if copies else 0)
         b.op("mov.u32", self.full, self.full_bells)
         b.op("mov.u32", self.empty, self.empty_bells)
+        if self.at.apart and not copies:
+            b.op("mov.u32", self.sums_parity, 0)
 
     def skip(self, stages: int, pred: Reg | None) -> None:
         """From the first stage on past so many."""

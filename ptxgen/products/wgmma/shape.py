@@ -24,9 +24,12 @@ SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 # the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
 WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
 WIDE_TILE = 256
-# stages of two tiles of k for one warpgroup, of weights as they lie, with so many tokens: from, to how many CTAs that
-# take all rows; more of the time that it waits between parts is then hidden, and less of k is on its way
-LONG = {64: (65, PROCESSORS), 128: (1, 64)}
+# stages of two tiles of k and parts of twice the length, of weights as they lie, for so many warpgroups and tokens:
+# from, to how many CTAs that take all rows; more of the time that it waits between parts is then hidden, and less of k
+# is on its way
+LONG = {(1, 64): (65, PROCESSORS), (1, 128): (1, 64)}
+# the same of one matrix of 16-bit weights that is launched plainly
+LONG_PLAIN = LONG | {(1, 64): (64, PROCESSORS), (2, 64): (128, 224)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 # tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
@@ -102,9 +105,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         many = row_tiles > CLUSTERS[split]
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
     beside = groups == 1 and fits and many and not (few and spec.stream)
-    if groups == 1 and not beside and spec.precision == "fast" and spec.straight:
-        least, most = LONG.get(tokens, (0, 0))
-        if least <= -(-rows // tile_rows) * split <= most:
+    if not beside and blocks == parts and spec.precision == "fast" and spec.straight:
+        plain = parts == 1 and isinstance(spec.kind, Half) and not spec.programmatic
+        least, most = (LONG_PLAIN if plain else LONG).get((groups, tokens), (0, 0))
+        if least <= row_tiles * split <= most:
             tiles, part = 2, 4
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 

@@ -7,11 +7,12 @@ the last uneven round of tiles and one round more are shared so, first; then eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.threads import divide_any
+from ptxgen.idioms.threads import split as split_by
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 
@@ -42,11 +43,11 @@ class Tasks:
         self.whole: Reg | None = None  # the next tile that is not shared
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
-    def locate(self, make_ring: Callable[[Reg], None]) -> None:
-        """The fragment `locate`; `make_ring` makes the ring's mbarriers in it, by a thread of this index."""
+    def locate(self) -> None:
+        """The fragment `locate`."""
         b, at = self.b, self.at
         split, share = at.shape.split, at.shape.share
-        with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
+        with b.fragment("locate", "the warp, its task, the CTA's first tile"):
             thread = self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             self.lane = b.op("and.b32", "lane", thread, 31)
             warp = self.warp = b.op("shr.u32", "warp", thread, 5)
@@ -67,24 +68,23 @@ class Tasks:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
                 self.share_rank, self.split_rank = (rank if share > 1 else None), (rank if split > 1 else None)
             if share > 1 and split > 1:
-                self.share_rank = b.op("rem.u32", "share_rank", rank, share)
-                self.split_rank = b.op("div.u32", "split_rank", rank, share)
+                self.split_rank, self.share_rank = split_by(b, "split_rank", "share_rank", rank, share)
             if self.split_rank is not None and not at.crowded:
                 self._split(self.split_rank)
-            make_ring(thread)
+            b.op("setp.eq.u32", "makes_bells", thread, 0)
             self.weight = b.ld_param("weight")
             self.group, self.token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
             if at.rows_first:
-                b.op("rem.u32", self.group, tile, self.clusters)
+                self._find_group(b.reg("token_tile_ahead", "u32"))
                 self._own_group()
 
     def _split(self, rank: Reg) -> None:
         """The part of k of one of the CTAs that share it."""
         b, at = self.b, self.at
         first = self.first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
-        b.op("div.u32", first, first, at.shape.split)
+        divide_any(b, first, first, at.shape.split)
         steps = self.steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
-        b.op("div.u32", steps, steps, at.shape.split)
+        divide_any(b, steps, steps, at.shape.split)
         b.op("sub.u32", steps, steps, first)
         if at.takers < at.shape.split:
             self.takes = b.op("setp.lt.u32", "takes_tokens", rank, at.takers)
@@ -95,6 +95,14 @@ class Tasks:
             return token
         own: Reg = self.b.op("mad.lo.u32", "own_token", self.split_rank, each, token)
         return own
+
+    def _find_group(self, token_tile: Reg) -> None:
+        """Rows and tokens of a tile where neighbouring ones have the same tokens."""
+        b = self.b
+        divide_any(b, token_tile, self.tile, self.clusters)
+        b.op("mul.lo.u32", self.group, token_tile, self.clusters)
+        b.op("sub.u32", self.group, self.tile, self.group)
+        b.op("min.u32", self.group, self.group, self.clusters - 1)  # as it is: a bound for the checks
 
     def _own_group(self) -> None:
         """Rows of the CTA, of those of the cluster."""
@@ -140,7 +148,7 @@ class Tasks:
         """Tiles of tokens, and of all clusters."""
         b, each, token_tiles = self.b, self.spec.tokens, self.token_tiles
         b.op("add.u32", token_tiles, self.count, each - 1)
-        b.op("div.u32", token_tiles, token_tiles, each)
+        divide_any(b, token_tiles, token_tiles, each)
         b.op("mul.lo.u32", tiles, token_tiles, self.clusters)
 
     def find_cluster(self) -> None:
@@ -153,25 +161,24 @@ class Tasks:
         b, each = self.b, self.at.shape.split * self.at.shape.share
         b.op("mov.u32", out, b.special("ctaid.x"))
         if each > 1:
-            b.op("div.u32", out, out, each)
+            divide_any(b, out, out, each)
 
     def _find_step(self) -> None:
         """From one tile of a CTA to its next."""
         b, share = self.b, self.at.shape.share
         b.op("mov.u32", self.tile_step, b.special("nctaid.x"))
         if share > 1:
-            b.op("div.u32", self.tile_step, self.tile_step, share)
+            divide_any(b, self.tile_step, self.tile_step, share)
 
     def _find_tile(self) -> None:
         b, at, tile = self.b, self.at, self.tile
         group, token_tile = self.group, self.token_tile
         if at.rows_first:
-            b.op("div.u32", token_tile, tile, self.clusters)
-            b.op("rem.u32", group, tile, self.clusters)
+            self._find_group(token_tile)
         else:
             b.note("bands of tokens: those of a band pass all rows of weights before the next band's")
             most = max(1, BAND // self.spec.tokens)
-            band = b.op("div.u32", "band", tile, most * self.clusters)
+            band = divide_any(b, "band", tile, most * self.clusters)
             first = b.op("mul.lo.u32", "first_of_band", band, most)
             wide = b.op("sub.u32", "tiles_of_band", self.token_tiles, first)
             b.op("min.u32", wide, wide, most)
@@ -181,7 +188,7 @@ class Tasks:
             b.op("div.u32", group, in_band, wide)
             b.op("rem.u32", token_tile, in_band, wide)
             b.op("add.u32", token_tile, token_tile, first)
-        b.op("min.u32", group, group, self.clusters - 1)
+            b.op("min.u32", group, group, self.clusters - 1)
         self._own_group()
         b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.spec.tokens)
 
@@ -242,9 +249,8 @@ class Tasks:
         b, at, first, steps = self.b, self.at, self.first_step, self.steps
         assert first is not None
         assert isinstance(steps, Reg)
-        b.op("div.u32", self.tile, self.unit, at.steps)
-        if self.whole is not None:
-            b.op("min.u32", self.tile, self.tile, MOST_UNITS // at.steps - 1)
+        divide_any(b, self.tile, self.unit, at.steps)
+        b.op("min.u32", self.tile, self.tile, MOST_UNITS // at.steps - 1)  # as it is: a bound for the checks
         b.op("mul.lo.u32", first, self.tile, at.steps)
         b.op("sub.u32", first, self.unit, first)
         b.op("sub.u32", steps, self.end, self.unit)

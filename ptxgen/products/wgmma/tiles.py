@@ -71,6 +71,8 @@ ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]
 # Tiles of 16-bit weights as they lie, of results of 16 bits, that were measured to be faster than the fewest cycles':
 # outputs, columns, tokens from and to; tokens, rows, split and share of a CTA. Where power or the L2 is the limit.
 MEASURED = ((28672, 4096, 385, 512, 256, 64, 1, 1),)
+# the same of plain launches alone, where the begin and the end count
+MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1),)
 TILE = ("tokens", "tile_rows", "split", "share")
 
 
@@ -211,7 +213,7 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
     if not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name or fields.keys() & {*TILE, "stream"}:
         return {}
-    for n, k, least, most, *tile in MEASURED:
+    for n, k, least, most, *tile in MEASURED if fields.get("programmatic") else (*MEASURED_PLAIN, *MEASURED):
         if (n, k) == (fields["n"], fields["k"]) and least <= rows <= most:
             return dict(zip(TILE, tile, strict=True))
     return {}
