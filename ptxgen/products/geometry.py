@@ -74,6 +74,7 @@ class Runs:
     tokens: int = 1
     split: int = 1
     spare: int = 0
+    x_first: bool = False  # x is asked for before the first weights, where nothing is waited for
 
     @property
     def threads(self) -> int:
@@ -165,7 +166,8 @@ def share_runs(
         own_warps = warps or min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // own_warps))
         spare = tiles * split - kind.tiles(k)
-        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare)
+        x_first = choice is not None and choice.x_first > 0
+        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare, x_first=x_first)
         # of CTAs that share k each has columns of its own, and a thread one result at most
         if split == 1 or (spare < tiles and runs.results <= runs.threads):
             return runs
