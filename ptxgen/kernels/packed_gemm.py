@@ -16,6 +16,7 @@ from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
+from ptxgen.products.wgmma.carried import CarriedResults, Carrier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
@@ -46,6 +47,7 @@ INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
+CARRIED_REGISTERS = (48, 224)  # where two warps beside the copying one store results
 FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too, or registers are few
 
 
@@ -74,7 +76,8 @@ class PackedGemm(PackedProduct):
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
-    round more; the order of sums then follows from the number of tokens.
+    round more; the order of sums then follows from the number of tokens. `carried`: other warps store a tile's results,
+    rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that policy of the L2.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -88,7 +91,7 @@ class PackedGemm(PackedProduct):
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|52|64|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
-        r"/n(52|64|66|76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(52|56|64|66|76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
         r"/n128_k384_.* wait .*wgmma.wait_group": "does not matter: the turn passes earlier, or no product is open",
         r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
@@ -100,6 +103,8 @@ class PackedGemm(PackedProduct):
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
+        r"/n56_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden has a "
+        "second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|44|48|52|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
     }
@@ -113,6 +118,7 @@ class PackedGemm(PackedProduct):
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
+        dict(n=56, k=128, tokens=96, precision="fast", out_dtype="bf16", carried=True, evict_first=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
@@ -260,6 +266,11 @@ class PackedGemm(PackedProduct):
                 f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
                 f"(got {self.tokens}; nearest: {most})"
             )
+        elif self.carried and not Geometry.of(self).carried:
+            yield (
+                "carried: is for rows of 16 bits, of weights as they lie, without an activation, in whole tiles of one "
+                "block a warpgroup and a multiple of 32 tokens (got carried=True; nearest: False)"
+            )
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
@@ -315,6 +326,8 @@ class PackedGemm(PackedProduct):
         ring.make(tasks.takes)
         if at.wide:
             fewer, more = FACTORED_REGISTERS if at.pipelined or at.crowded else REGISTERS[at.shape.groups]
+            if at.carried:
+                fewer, more = CARRIED_REGISTERS
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):
@@ -339,11 +352,16 @@ class PackedGemm(PackedProduct):
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
         sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
-        results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
-        results(b, self, at, ring, sums).build(tasks)
+        if at.carried:
+            CarriedResults(b, self, at, ring, sums, multiplier.step).build(tasks)
+            Carrier(b, self, at, ring).build(tasks)
+        else:
+            results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
+            results(b, self, at, ring, sums).build(tasks)
         b.expose(
-            geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first
-        )
+            geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
+            finds_tile=not at.carried or self.bias, others=_others(at),
+        )  # fmt: skip
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -406,3 +424,10 @@ class PackedGemm(PackedProduct):
             return {"out": out}
         out[:count] = (y + out[:count].astype(np.float64) if self.residual else y).astype(self.out_dtype.numpy)
         return {"out": out}
+
+
+def _others(at: Geometry) -> str:
+    """What the warps beside the copying one do, said behind that."""
+    if at.carried:
+        return ", one for each warpgroup stores its results"
+    return ", three others have nothing to do" if at.wide else ""

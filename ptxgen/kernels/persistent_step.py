@@ -129,9 +129,17 @@ class PersistentStep(Fields):
             if most > BATCH:
                 yield f"ctas: at most {BATCH} records of {product.name} a CTA (got {most} with ctas={self.ctas})"
         if plan.stages < 2:
-            yield f"shared_bytes: too few for two slots of weights (got {self.shared_bytes})"
+            least = plan.static_bytes + plan.digit_bytes + 2 * plan.unit_bytes
+            yield f"shared_bytes: must be at least {least} for two slots of weights (got {self.shared_bytes})"
         if len(self.params()) > MOST_PARAMS:
             yield f"n_layers: at most {MOST_PARAMS} parameters are passed (got {len(self.params())})"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        if self.plan.static_bytes + self.plan.dynamic_bytes > target.shared_limit:
+            yield (
+                f"shared_bytes: must be at most {target.shared_limit} on {target} (got {self.shared_bytes}; nearest: "
+                f"{target.shared_limit})"
+            )
 
     @property
     def plan(self) -> Plan:

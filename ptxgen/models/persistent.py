@@ -18,12 +18,14 @@ SHARES: Mapping[tuple[int, int, int], Mapping[str, Any]] = {
     (32, 8, 64): {"group_parts": 2},
     (12, 2, 128): {"group_parts": 3, "split_rows": 64},
 }
+MOST_SHARED = PersistentStep.shared_bytes  # what sm_90 and sm_100 have
 EXCHANGE = "workspace.persistent_step.exchange"
 
 
-def persistent(program: Program, ctas: int) -> Program:
+def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> Program:
     """The Program with all of its layers, the logits and the choice of the token in one op, on so many CTAs, all of
-    which must run at once. The embedding stays an op of its own unless its table and the matrices have one format.
+    which must run at once, each with at most `shared_bytes` of shared memory. The embedding stays an op of its own
+    unless its table and the matrices have one format.
 
     Raises `SpecError` naming the first op that such a step does not have; then the Program's own ops are the way.
     """
@@ -46,7 +48,7 @@ def persistent(program: Program, ctas: int) -> Program:
     else:
         refs["x"] = embedding.tensors["out"]
     shares = SHARES.get((facts["n_heads"], facts["n_kv_heads"], facts["head_dim"]), {})
-    spec = PersistentStep(n_layers=len(layers), ctas=ctas, **facts, **shares)
+    spec = PersistentStep(n_layers=len(layers), ctas=ctas, shared_bytes=shared_bytes, **facts, **shares)
     exchange = Tensor(EXCHANGE, spec.params()[-1].dtype, (spec.plan.exchange_words,), "state", zeroed=True)
     refs["exchange"] = Ref(EXCHANGE)
     step = Op(spec, {param.name: refs[param.name] for param in spec.params()}, role="step")

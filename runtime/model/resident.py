@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import SpecError
-from ptxgen.models.persistent import persistent
+from ptxgen.models.persistent import MOST_SHARED, persistent
 from ptxgen.models.program import Program
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def resident(device: Device, program: Program) -> Program:
     if not device.target.includes_any(("sm_90",)):
         raise SpecError(f"persistent: a device must run sm_90 (got {device.target}); the step's graph runs here")
     ctas = getattr(device, "multiprocessors", ON_THE_EXECUTOR)
-    made = persistent(program, ctas)
+    made = persistent(program, ctas, min(MOST_SHARED, device.target.shared_limit))
     if device.kind == "cuda":
         _held(device, made, ctas)
     return made

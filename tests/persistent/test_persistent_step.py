@@ -4,13 +4,14 @@ is noticed of waits that are left out; Programs that become one; a model whose t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ptxgen import ExecutionError, SpecError, generate
+from ptxgen import ExecutionError, SpecError, generate, supports, target
 from ptxgen.idioms.polls import POLLS
 from ptxgen.kernels import PersistentStep
 from ptxgen.models.decode import step_program
@@ -21,6 +22,7 @@ from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.model.resident import resident
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
@@ -229,6 +231,28 @@ def test_shares_are_those_that_were_measured_to_be_faster(heads: tuple[int, int,
     made = persistent(step_program(spec, "bf16", kv_dtype="f16", target="sm_90"), 132).ops[-1].spec
     assert isinstance(made, PersistentStep)
     assert (made.group_parts, made.split_rows) == wanted
+
+
+def test_shared_memory_is_what_the_target_has() -> None:
+    most = PersistentStep(**ALIKE | {"shared_bytes": 232448})
+    assert supports(most, "sm_100")
+    said = "shared_bytes: must be at most 101376 on sm_120 (got 232448; nearest: 101376)"
+    assert supports(most, "sm_120").reasons == (said,)
+    assert generate(replace(most, shared_bytes=101376), "sm_120").launch.shared < 101376
+    with pytest.raises(SpecError, match=r"shared_bytes: must be at least \d+ for two slots of weights \(got 20000\)"):
+        replace(most, shared_bytes=20000)
+
+
+def test_a_model_asks_for_what_its_device_has() -> None:
+    device = CpuDevice()
+    spec = small_spec("llama", attention_bias=False)
+    program = step_program(spec, "bf16", "decode", kv_dtype="f16", target="sm_90")
+    for where, most in (("sm_90", 232448), ("sm_120", 101376)):
+        device.target = target(where)
+        made = resident(device, program).ops[-1].spec
+        assert isinstance(made, PersistentStep)
+        assert made.shared_bytes == most
+        assert supports(made, where)
 
 
 def test_another_format_is_refused() -> None:

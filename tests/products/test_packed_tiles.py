@@ -10,7 +10,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.kernels.packed_gemm import FACTORED_REGISTERS, FORMATS, REGISTERS
+from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS, FACTORED_REGISTERS, FORMATS, REGISTERS
 from ptxgen.products.wgmma import geometry, tiles, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from tests.support.marks import needs_assembler
@@ -228,6 +228,6 @@ def test_no_spills_at_a_models_sizes(name: str, count: int) -> None:
 def test_warpgroups_take_no_more_registers_than_their_launch_has() -> None:
     """setmaxnreg would wait for ever."""
     first = {2: 168, 3: 128, 4: 96}  # of 65536, for all threads of so many warpgroups and the one that copies
-    chosen = [*REGISTERS.items(), (2, FACTORED_REGISTERS)]
+    chosen = [*REGISTERS.items(), (2, FACTORED_REGISTERS), (2, CARRIED_REGISTERS)]
     for groups, (fewer, more) in chosen:
         assert fewer + groups * more <= (groups + 1) * first[groups]

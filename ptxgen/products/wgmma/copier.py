@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.ring import BELL, Ring
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+HINT = ".L2::cache_hint"
 
 
 class Copier:
@@ -37,12 +38,15 @@ class Copier:
         b, at, ring = self.b, self.at, self.ring
         self.tasks = tasks
         self._declare()
+        self.policy = b.reg("weights_policy", "b64") if self.spec.evict_first else None
         self.source, target = b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
         self.total = at.token_bytes + at.records * at.tile_bytes  # of a stage
         self.total += 0 if at.factored else at.scale_bytes
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
             self._begin()
+            if self.policy is not None:
+                self._begin_policy(self.policy)
         if self.early:
             with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
                 self._bring_early()
@@ -144,6 +148,17 @@ class Copier:
     def _bring_stage(self, target: Reg) -> None:
         """Copies to the ring's stage, and on to the next."""
         raise NotImplementedError
+
+    def _begin_policy(self, policy: Reg) -> None:
+        """The policy of this lane's copies of weights."""
+        self.b.op("createpolicy.fractional.L2::evict_first.b64", policy, 1.0)
+
+    def _copy(self, to: Addr, from_: Addr, size: Reg | int, bell: Addr, pred: Reg) -> None:
+        """A copy to this CTA alone, with the lane's policy where there is one."""
+        if self.policy is None:
+            self.b.op(COPY, to, from_, size, bell, pred=pred)
+        else:
+            self.b.op(COPY + HINT, to, from_, size, bell, self.policy, pred=pred)
 
     def _every(self) -> Reg:
         """The mask of the CTAs that share the tokens."""

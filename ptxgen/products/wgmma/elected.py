@@ -71,7 +71,7 @@ class ElectedCopier(Copier):
         for record in range(at.records):
             to = place[offset + at.token_bytes + record * at.tile_bytes]
             from_ = self.source[source + record * self.spec.kind.record_bytes(self.spec.k)]
-            self.b.op(COPY, to, from_, at.tile_bytes, bell, pred=pred)
+            self._copy(to, from_, at.tile_bytes, bell, pred)
 
     def _tokens(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """Bring the tokens of a stage."""

@@ -41,6 +41,7 @@ FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # `MOST_ADDED` tokens whose k CTAs share
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
+CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -58,6 +59,8 @@ def buffers(tokens: int, together: int) -> int:
 
 def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
     """Of so many tokens that a CTA finishes, those whose results are in shared memory together, and the bytes."""
+    if _carries(spec, tokens, shape):
+        return tokens // 2, tokens * records * TILE_ROWS
     if stores_halves(spec):
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
         together = next(fit, tokens)
@@ -101,6 +104,13 @@ def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     return whole and shape.groups == 2 and shape.tiles == 1
 
 
+def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether other warps store results, of which registers must hold half meanwhile: seen of weights as they lie."""
+    plain = spec.straight and not (spec.scaled or spec.packed_out or spec.stream or spec.activation)
+    alone = shape.blocks == spec.parts == shape.split == shape.resident == 1
+    return spec.carried and plain and alone and stores_halves(spec) and tokens % CARRIED_TOKENS == 0
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What follows from a spec and its `Shape`."""
@@ -129,6 +139,7 @@ class Geometry:
     pipelined: bool  # sums of whole blocks take turns with products: `pipelined.py`
     factored: bool  # and a warp packs the scales of tokens
     apart: bool  # sums of CTAs that share k have a place beside the ring, not where it was
+    carried: bool  # warps beside the copying one store results: `carried.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -189,7 +200,7 @@ class Geometry:
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row, pipelined, factored, apart,
+            spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
         )  # fmt: skip
 
     @property
@@ -231,8 +242,9 @@ class Geometry:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: those that multiply, and the warp that copies."""
-        return 32 * (self.warps + (WARPS if self.wide else 1))
+        """Threads of a CTA: those that multiply, the warp that copies, and those that carry results."""
+        beside = self.shape.groups if self.carried else 0
+        return 32 * (self.warps + (WARPS if self.wide else 1 + beside))
 
     @property
     def wide(self) -> bool:

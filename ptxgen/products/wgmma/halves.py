@@ -72,19 +72,7 @@ class HalfResults:
         own_group = b.op("shr.u32", "own_group", warp, 2)
         b.op("mad.lo.u32", area, own_group, buffers(at.out_tokens, at.result_tokens) * self.buffer_bytes, area)
         self.meeting = b.op("add.u32", "meeting", own_group, 1)
-        b.note("lanes 0 to 7 name the places of tokens 0 to 7 in the first piece, the next eight in the second")
-        token = b.op("and.b32", "left_token", lane, 7)
-        piece = b.op("bfe.u32", "left_piece", lane, 3, 1)
-        in_group = b.op("and.b32", "warp_in_group", warp, WARPS - 1)
-        b.op("mad.lo.u32", piece, in_group, 2 * self.blocks, piece)
-        b.op("xor.b32", piece, piece, token)
-        more = b.op("shr.u32", "left_octet", lane, 4)
-        b.op("mad.lo.u32", token, more, OCTET, token)
-        self.leave_at = b.array("leave_at", "u32", self.blocks)
-        b.op("mad.lo.u32", self.leave_at[0], token, self.pitch, area)
-        for block in reversed(range(self.blocks)):
-            own = b.op("xor.b32", convert.scratch(b, "piece_of_block", "u32"), piece, 2 * block)
-            b.op("mad.lo.u32", self.leave_at[block], own, 2 * PIECE, self.leave_at[0])
+        self._find_places(lane, warp, area)
         b.note("neighbouring threads take neighbouring pieces")
         of_group = b.op("and.b32", "thread_of_group", thread, THREADS - 1)
         self.token, piece = split(b, "taken_token", "taken_piece", of_group, self.pieces)
@@ -100,9 +88,31 @@ class HalfResults:
         self.has_last = b.op("setp.lt.u32", "has_last_token", self.token, self.in_last) if self.in_last else None
         self._begin_output(piece)
         if self.bias is not None:
-            self.bias_from = b.ld_param("bias")
-            self.bias_row = b.op("shr.u32", "bias_row", lane, 2)
-            b.op("mad.lo.u32", self.bias_row, warp, TILE_ROWS * self.blocks, self.bias_row)
+            self._begin_bias(lane, warp)
+
+    def _begin_bias(self, lane: Reg, warp: Reg) -> None:
+        """Which rows' bias this lane adds."""
+        b = self.b
+        self.bias_from = b.ld_param("bias")
+        self.bias_row = b.op("shr.u32", "bias_row", lane, 2)
+        b.op("mad.lo.u32", self.bias_row, warp, TILE_ROWS * self.blocks, self.bias_row)
+
+    def _find_places(self, lane: Reg, warp: Reg, area: Reg) -> None:
+        """Where a lane leaves pieces, of a warpgroup's `area`."""
+        b = self.b
+        b.note("lanes 0 to 7 name the places of tokens 0 to 7 in the first piece, the next eight in the second")
+        token = b.op("and.b32", "left_token", lane, 7)
+        piece = b.op("bfe.u32", "left_piece", lane, 3, 1)
+        in_group = b.op("and.b32", "warp_in_group", warp, WARPS - 1)
+        b.op("mad.lo.u32", piece, in_group, 2 * self.blocks, piece)
+        b.op("xor.b32", piece, piece, token)
+        more = b.op("shr.u32", "left_octet", lane, 4)
+        b.op("mad.lo.u32", token, more, OCTET, token)
+        self.leave_at = b.array("leave_at", "u32", self.blocks)
+        b.op("mad.lo.u32", self.leave_at[0], token, self.pitch, area)
+        for block in reversed(range(self.blocks)):
+            own = b.op("xor.b32", convert.scratch(b, "piece_of_block", "u32"), piece, 2 * block)
+            b.op("mad.lo.u32", self.leave_at[block], own, 2 * PIECE, self.leave_at[0])
 
     def _begin_output(self, piece: Reg) -> None:
         """What the output asks for, of a thread that takes `piece` up."""
@@ -121,13 +131,19 @@ class HalfResults:
             b.op("and.pred", inside, inside, self.takes)
         b.op("selp.s32", self.left, self.left, 0, inside)
         if self.bias is not None:
-            row = b.op("mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows, self.bias_row)
-            place = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), row, f32.bytes, self.bias_from)
-            convert.clear(b, self.bias)
-            there = convert.scratch(b, "bias_there", "pred")
-            for index, value in enumerate(self.bias):
-                b.op("setp.lt.u32", there, row, max(0, spec.n - OCTET * index))
-                b.op("ld.global.nc.f32", value, place[f32.bytes * OCTET * index], pred=there)
+            self._find_bias(group)
+
+    def _find_bias(self, group: Reg) -> None:
+        """The bias of this lane's outputs."""
+        assert self.bias is not None
+        b, spec, at = self.b, self.spec, self.at
+        row = b.op("mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows, self.bias_row)
+        place = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), row, f32.bytes, self.bias_from)
+        convert.clear(b, self.bias)
+        there = convert.scratch(b, "bias_there", "pred")
+        for index, value in enumerate(self.bias):
+            b.op("setp.lt.u32", there, row, max(0, spec.n - OCTET * index))
+            b.op("ld.global.nc.f32", value, place[f32.bytes * OCTET * index], pred=there)
 
     def _find_place(self, token_tile: Reg, row: Reg, column: Reg) -> None:
         """Where the thread's first piece goes: of token `row`, from `column` on."""

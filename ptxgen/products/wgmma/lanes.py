@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ptxgen.builder.values import SINK, Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.copier import COPY, MULTICAST, Copier
+from ptxgen.products.wgmma.copier import MULTICAST, Copier
 from ptxgen.products.wgmma.ring import BELL
 
 
@@ -45,6 +45,14 @@ class LaneCopier(Copier):
 
     def _begin(self) -> None:
         self.of = self._of_lane(self.size)
+
+    def _begin_policy(self, policy: Reg) -> None:
+        """Weights', or, of a lane that copies something else, the usual one."""
+        b = self.b
+        super()._begin_policy(policy)
+        usual = b.op("createpolicy.fractional.L2::evict_normal.b64", "usual_policy", 1.0)
+        has_weights = b.op("setp.lt.u32", scratch(b, "has_weights", "pred"), self.tasks.lane, self.at.records)
+        b.op("selp.b64", policy, policy, usual, has_weights)
 
     def _of_lane(self, size: Reg) -> Source:
         """What this lane copies, how much of it, and to where in a stage."""
@@ -135,17 +143,19 @@ class LaneCopier(Copier):
     def _bring_each(self, bytes: int, pred: Reg, every: Reg | None = None) -> None:
         """A copy to each of the first stages, of sources so many bytes apart; to `every` CTA where that is said."""
         of = self.of
-        opcode, to = (COPY, ()) if every is None else (MULTICAST, (every,))
         for stage in range(self.early):
             place, bell = of.place[stage * self.at.stage_bytes], self.ring.full_bells[BELL * stage]
-            self.b.op(opcode, place, self.source[stage * bytes], of.size, bell, *to, pred=pred)
+            if every is None:
+                self._copy(place, self.source[stage * bytes], of.size, bell, pred)
+            else:
+                self.b.op(MULTICAST, place, self.source[stage * bytes], of.size, bell, every, pred=pred)
 
     def _bring_stage(self, target: Reg) -> None:
         b, ring, source, of = self.b, self.ring, self.source, self.of
         b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=self.leads)
         b.op("add.u32", target, of.place, ring.offset)
-        b.op(COPY, target[0], source[0], of.size, ring.full[0], pred=of.copies)
+        self._copy(target[0], source[0], of.size, ring.full[0], of.copies)
         if of.for_all is not None:
             b.op(MULTICAST, target[0], source[0], of.size, ring.full[0], of.every, pred=of.for_all)
         step = b.op("cvt.u64.u32", "copy_advance", of.step)

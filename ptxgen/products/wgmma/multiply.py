@@ -87,6 +87,8 @@ class Multiplier:
             self.values = b.array("weight_value", "f32", 2 * OWN)
         self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
         self.parts = list(self._parts())
+        # whether sums are added to: not in a tile's first stage, where no time is left to clear them
+        self.keeps = b.reg("keeps_sums", "pred") if at.carried else None
         self.turns: Turns | None = None  # where warpgroups take turns at issuing products
 
     def _digits(self) -> int:
@@ -134,8 +136,11 @@ class Multiplier:
         else:
             b.without("begin_scales")
         with b.fragment("begin_sums"):
-            for array in self.sums:
-                convert.clear(b, array)
+            if self.keeps is None:
+                for array in self.sums:
+                    convert.clear(b, array)
+            else:
+                b.op("setp.ne.u32", self.keeps, 0, 0)
             has_released = self._unreleased()
             step = self.step = b.op("mov.u32", "multiplied_steps", tasks.steps)
         with b.fragment("poll_full"):
@@ -155,6 +160,8 @@ class Multiplier:
                 for place in self.scales_at:
                     if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
                         b.op("add.u64", place, place, step_bytes)
+                if self.keeps is not None:
+                    b.op("setp.eq.u32", self.keeps, 0, 0)
                 b.op("sub.u32", step, step, 1)
                 b.op("setp.ne.u32", "multiplies_more", step, 0)
         if has_released is None:
@@ -237,8 +244,10 @@ class Multiplier:
                 digit_offset = offset + digit * at.tokens * ROW_BYTES
                 self._describe(digit_offset)
                 sums = self.sums[part.block] if self.short is None else self.short
-                keep = self.short is None or number > 0 or chunk % SHORT > 0
-                b.op(self.product, sums.regs, tuple(own), self.descriptor, int(keep), 1, 1, *self.flags)
+                keep: Reg | int = int(self.short is None or number > 0 or chunk % SHORT > 0)
+                if self.keeps is not None and (part.tile, chunk, number) == (0, 0, 0):
+                    keep = self.keeps
+                b.op(self.product, sums.regs, tuple(own), self.descriptor, keep, 1, 1, *self.flags)
         b.op("wgmma.commit_group.sync.aligned")
 
     def _chunk_of_tokens(self, tile: int, chunk: int) -> int:

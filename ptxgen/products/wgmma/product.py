@@ -43,6 +43,17 @@ class PackedProduct(Weighted):
         draws=lambda drawn: (False, drawn.get("tokens", 0) > 64),
         doc="CTAs share k of tiles evenly: a result then depends on how many tokens there are",
     )
+    evict_first: bool = field(
+        default=False,
+        later=True,
+        silent="the executor has no L2",
+        doc="weights leave the L2 before what else is there",
+    )
+    carried: bool = field(
+        default=False,
+        later=True,
+        doc="warps beside the copying one store results while the next tile is multiplied",
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     by_row: bool = field(

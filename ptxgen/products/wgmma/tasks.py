@@ -55,6 +55,9 @@ class Tasks:
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
             if at.factored:
                 b.op("setp.eq.u32", "finds_factors", warp, at.warps + 1)
+            if at.carried:
+                carries = b.op("setp.gt.u32", "carries", warp, at.warps)
+                b.op("setp.le.and.u32", carries, warp, at.warps + at.shape.groups, carries)
             tile, self.tile_step = b.reg("tile", "u32"), b.reg("tile_step", "u32")
             self.tile = tile
             if self.spec.stream:

@@ -42,11 +42,14 @@ BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a ti
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = {1: 0, 2: 2600, 4: 4000, 8: 9000}, {1: 0, 2: 7000, 4: 7000, 8: 7000}  # sums to others: of any, of large
 BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
-SHARED_PLAIN = 0.995  # what remains of a stage's where tokens are shared
+SHARED_PLAIN, SHARED_LARGE = 0.995, 0.975  # what remains of a stage's where tokens are shared, of a few and of 256
 MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
 SMALL_POWER, MANY_TURNS = 1.03, 3  # of tiles that are not large, so many in turn: the same
 ACROSS = 1.04  # of several warpgroups whose CTA shares k with others
 LARGE = 128 * 256  # sums of a large tile
+MANY_TOKENS = 128  # with more, tiles are large
+CARRIED_ROWS = 128  # of large tiles whose results are carried
+READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
@@ -161,7 +164,7 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    turns = -(-clusters // (CLUSTERS[size] * shape.resident))
+    turns = _turns(at, rows)
     large = tile_rows * at.tokens / LARGE
     step = max(beside * tensor, beside * shared, wait)
     if shape.share > 1:
@@ -172,6 +175,13 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     if shape.share > 1:
         whole += MEETING
     return _read_too(spec, whole)
+
+
+def _turns(at: Geometry, rows: int) -> int:
+    """Tiles of a CTA, one after the other."""
+    shape = at.shape
+    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
+    return -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
 
 
 def _of_large(at: Geometry) -> float:
@@ -195,18 +205,22 @@ def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
     step = max(tile_rows * at.tokens * COLUMNS / TENSOR + max(0, BEYOND[shape.groups] * (1 - large)), pace)
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    turns = -(-clusters // (CLUSTERS[size] * shape.resident))
+    turns = _turns(at, rows)
     steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
-    step *= beside * (SHARED_PLAIN if shape.share > 1 else 1)
+    step *= beside
+    if shape.share > 1:
+        step *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
     if shape.groups > 2 and turns > 1:
         step *= MORE_POWER
     elif large < 1 and turns >= MANY_TURNS:
         step *= SMALL_POWER
     if shape.groups > 1 and shape.split > 1:
         step *= ACROSS
-    tile = steps * step + BETWEEN + WRITING * large * spec.out_dtype.bytes / 2
+    writing = WRITING * large * spec.out_dtype.bytes / 2
     sharing = MEETING if shape.share > 1 else 0
-    return turns * tile + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
+    written = 1 if at.carried else turns  # the last tile's results alone leave behind all products
+    tiles = turns * (steps * step + BETWEEN) + written * writing
+    return tiles + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -219,14 +233,34 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     return {}
 
 
+def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
+    """The spec whose weights leave the L2 first, where one CTA alone reads them, in tiles that were seen to gain."""
+    seen = spec.tokens <= MOST_ROWS_FIRST or (spec.tokens <= MANY_TOKENS and spec.tile_rows in READ_ONCE)
+    once = seen and _plain(fields) and rows <= spec.tokens
+    return replace(spec, evict_first=True) if once and "evict_first" not in fields else spec
+
+
+def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
+    """The spec with results that other warps store, in tiles that were seen to gain of which a CTA has several."""
+    seen = _plain(fields) and spec.tokens > MANY_TOKENS and spec.tile_rows == CARRIED_ROWS
+    if not seen or "carried" in fields or _turns(Geometry.of(spec), rows) < 2:
+        return spec
+    try:
+        return replace(spec, carried=True)
+    except SpecError:
+        return spec
+
+
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
     fewer times."""
     if tile := _measured(fields, rows):
-        return kernel(**fields | tile)
+        return _once(kernel(**fields | tile), fields, rows)
     found = list(candidates(kernel, fields, rows))
     if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
         found = [spec for spec in found if Geometry.of(spec).pipelined] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
-    return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    found = [_carried(spec, fields, rows) for spec in found]
+    chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    return _once(chosen, fields, rows)
