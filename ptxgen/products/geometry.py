@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.weights.format import TILE_ROWS
@@ -74,7 +74,7 @@ class Runs:
     tokens: int = 1
     split: int = 1
     spare: int = 0
-    x_first: bool = False  # x is asked for before the first weights, where nothing is waited for
+    x_first: bool = field(default=False, kw_only=True)  # x is asked for before the first weights, where nothing is waited for
 
     @property
     def threads(self) -> int:
