@@ -32,12 +32,16 @@ def wait_for_producer(b: Builder, programmatic: bool) -> None:
         b.without("depends")
 
 
-def release_and_wait(b: Builder, programmatic: bool) -> None:
-    """The same in two fragments: `release` lets the next kernel start, `depends` waits for the one before."""
+def release_and_wait(b: Builder, programmatic: bool, releases: bool = True) -> None:
+    """The same in two fragments: `release`, where the kernel `releases`, lets the next one start, `depends` waits for
+    the one before."""
     if not programmatic:
         b.without("release", "depends")
         return
-    with b.fragment("release", "the next kernel may start"):
-        b.op("griddepcontrol.launch_dependents")
+    if releases:
+        with b.fragment("release", "the next kernel may start"):
+            b.op("griddepcontrol.launch_dependents")
+    else:
+        b.without("release")
     with b.fragment("depends"):
         b.op("griddepcontrol.wait")

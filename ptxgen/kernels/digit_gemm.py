@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,19 @@ from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, runs_on, share_runs
 from ptxgen.products.bytes.results import TokenResults
+from ptxgen.products.bytes.roots import Roots
 from ptxgen.products.bytes.units import Units
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.columns import FewColumns
-from ptxgen.products.few.results import HalfResults
+from ptxgen.products.few.results import HalfResults, NormedResults
 from ptxgen.products.product import Tokens
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.stream import Stream
 from ptxgen.products.weighted import Weighted
 from ptxgen.weights import weight_format, weight_formats
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,10 +54,14 @@ class DigitGemm(Weighted):
     (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one, to which x
     is rounded (2e-3). `packed_out`: out is so, too, `[ceil(rows / 8), n / 64, elements of a unit]`, with zeros for
     tokens of a tile from n_rows on.
+    `norm_out`: beside out go what a product with `norm` reads, digits of out · (norm_offset + norm_weight) to `digits`,
+    packed so, too, and to out_squares `[ceil(rows / 8), 8, n / 16]` the sums of squares of out over 16 columns each.
+    `norm` "rms": x is such digits, and results are divided by sqrt(mean square + eps), before bias and activation, of
+    the sums in `squares` `[ceil(rows / 8), 8, k / 16]`.
 
-    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k
-    (`DigitGemm.best` has both). `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x)
-    · (up · x).
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k.
+    `share`: CTAs of a cluster that bring each other x (`DigitGemm.best` has all three). `activation`: "", silu,
+    gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x). `eps`: added to the mean square.
     """
 
     n: int
@@ -71,14 +77,18 @@ class DigitGemm(Weighted):
     programmatic: bool = False
     precision: str = field(default="exact", later=True)
     packed_out: bool = field(default=False, later=True, doc="out is packed as x is, for the next product")
-
-    norm, eps = "", 0.0  # x is normed when it is packed
+    norm: str = field(default="", later=True, draws=("", "rms"))
+    eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
+    norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
+    norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
+    share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
     unreported = {
         r"/n20_k256_.* barrier .*bar.sync 0; griddepcontrol.wait": "found in random order",
+        r"_share2 fence .*mbarrier_init": "the barrier of the cluster tells of the mbarriers, too",
         r" option: tokens=": "does not matter: of how many tokens a CTA has results do not depend",
     }
     golden_lines = 1350  # the tiles of a run stand out one by one
@@ -90,6 +100,8 @@ class DigitGemm(Weighted):
         dict(n=36, k=512, weights="bf16", bias=True, split=2),
         dict(n=64, k=256, weights="bf16", activation="silu", gated=True, precision="fast", packed_out=True),
         dict(n=64, k=256, weights="bf16", packed_out=True, indirect=True),
+        dict(n=256, k=256, weights="bf16", residual=True, norm_out=True, norm_offset=1.0, split=2),
+        dict(n=2304, k=256, weights="bf16", precision="fast", residual=True, norm_out=True, norm="rms", share=2),
     )
 
     def rules(self) -> Iterator[str]:
@@ -130,6 +142,23 @@ class DigitGemm(Weighted):
             yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
+        yield from self._rules_of_norms()
+
+    def _rules_of_norms(self) -> Iterator[str]:
+        """Of norms, and of CTAs that share x: what only bf16 digits have."""
+        yield from rules.one_of("norm", self.norm, ("", "rms"))
+        yield from rules.between("eps", self.eps, 0.0, 1.0)
+        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from rules.one_of("share", self.share, (1, 2))
+        for name, value, nearest in (("norm", self.norm, ""), ("norm_out", self.norm_out, False)):
+            if value and not self.halves:
+                yield f"{name}: needs weights in bf16 (got weights={self.weights!r}; nearest: {name}={nearest!r})"
+        if self.share > 1 and not (self.halves and self.split == 1 and self.runs.ctas % self.share == 0):
+            yield f"share: needs weights in bf16, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
+        if self.norm_out:
+            yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
+            if not self.residual:
+                yield "norm_out: needs a residual stream (got residual=False; nearest: residual=True)"
 
     def _rules_of_packing(self) -> Iterator[str]:
         """Of results that are packed."""
@@ -155,7 +184,7 @@ class DigitGemm(Weighted):
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
         """Of digits one by one: a sum at a tie rounds to the one or the other bf16, 2⁻⁸ of an element apart."""
-        return 1e-3 if self.packed_out else None
+        return 1e-3 if self.packed_out or self.norm_out else None
 
     @property
     def halves(self) -> bool:
@@ -169,13 +198,14 @@ class DigitGemm(Weighted):
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
-        """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
+        """A spec with these fields whose `tokens`, `split` and `share` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
         if kind.name in few.FORMATS:
             precision, parts = fields.get("precision", "exact"), 2 if fields.get("gated") else 1
-            split = few.best_split(kind.records(fields["n"]), parts, kind, fields["k"], precision)
-            return cls(**fields, split=split)
+            shape = kind.records(fields["n"]), parts, kind, fields["k"], precision
+            split = few.best_split(*shape)
+            return cls(**fields, split=split, share=few.best_share(few.share_few(*shape, split)))
         runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
@@ -191,32 +221,58 @@ class DigitGemm(Weighted):
             out.append(buffer("out", bf16, *few_layout.shape(self.n, self.digits), access="out", align=16))
         else:
             out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
+        if self.norm:
+            out.append(buffer("squares", f32, *few_layout.squares_shape(self.k), align=16))
+        if self.norm_out:
+            out.append(buffer("norm_weight", f32, self.n, align=4))
+            out.append(buffer("digits", bf16, *few_layout.shape(self.n, self.digits), access="out", align=16))
+            out.append(buffer("out_squares", f32, *few_layout.squares_shape(self.n), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
     def launch(self, target: Target) -> Launch:
         at = self.runs
         grid = (at.ctas * at.split, f"ceil_div(rows, {at.tokens})", 1)
-        block, cluster = (at.threads, 1, 1), (at.split, 1, 1)
+        block, cluster = (at.threads, 1, 1), (at.split * self.share, 1, 1)
         return Launch(grid, block, at.shared, cluster, programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
+        kind: Callable[..., TokenResults] = HalfResults if self.packed_out else TokenResults
+        if self.norm_out:
+            kind = partial(NormedResults, norm_offset=self.norm_offset)
+        self.build_with(b, kind)
+
+    def build_with(self, b: Builder, results_of: Callable[..., TokenResults], releases: bool = True) -> None:
+        """The product, and what becomes of its results; `releases`: the next kernel may start while this one runs."""
         at, spec = self.runs, self
-        units = Units(b, at)
+        units = Units(b, at, self.share)
         stream = Stream(b, spec, at, self._columns(b, at, units.vector))
         stream.locate("ctaid.x", split=at.split)
         requests = stream.request()
         units.make(stream.lane, stream.warp)
         units.clear(stream.thread, stream.rank)
-        release_and_wait(b, self.programmatic)
+        release_and_wait(b, self.programmatic, releases)
         tokens = self._tokens(b, at)
         units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.kind.tiles(self.k))
-        results = (HalfResults if self.packed_out else TokenResults)(b, spec, at, units.vector)
+        roots = None
+        if self.norm:
+            roots = Roots(b, self.k, self.eps, at.warps)
+            roots.build(stream.lane, stream.warp, tokens)
+        else:
+            b.without("read_squares")
+        results = results_of(b, spec, at, units.vector)
         slots = results.locate(stream)
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)
-        results.build_results(stream, tokens)
-        b.expose(geometry=at, turns=turns, again=stream.more, joins=results.joins, results_repeat=results.turns > 1)
+        results.build_results(stream, tokens, roots)
+        b.expose(
+            geometry=at,
+            turns=turns,
+            again=stream.more,
+            joins=results.joins,
+            results_repeat=results.turns > 1,
+            shares=self.share > 1,
+        )
 
     def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
         if self.halves:
@@ -242,10 +298,12 @@ class DigitGemm(Weighted):
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
         x = rng.standard_normal((sizes["rows"], self.k), np.float32)
+        squares = {"squares": few_layout.squares(x / rng.uniform(0.5, 2.0, self.k).astype(np.float32))}
         return {
             "x": few_layout.pack(x, self.digits) if self.halves else layout.pack(x),
             "weight": weight,
             "n_rows": n_rows_given(sizes, self.indirect),
+            **(squares if self.norm else {}),
         }
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
@@ -254,6 +312,9 @@ class DigitGemm(Weighted):
         count, out = rows_of(a), a["out"].copy()
         unpacked = partial(few_layout.unpack, digits=self.digits) if self.halves else layout.unpack
         x = unpacked(a["x"], count, self.k)
+        if self.norm:
+            total = a["squares"].reshape(-1, self.k // TILE_ROWS)[:count].astype(np.float64).sum(1, keepdims=True)
+            x = x / np.sqrt(total / self.k + self.eps)
         y = multiplied(self, x, a)
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
@@ -262,4 +323,16 @@ class DigitGemm(Weighted):
             out[: len(packed)] = packed
         else:
             out[:count] = y.astype(np.float32)
-        return {"out": out}
+        return {"out": out, **(self._beside(out[:count], a) if self.norm_out else {})}
+
+    def _beside(self, rows: np.ndarray, a: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What a product reads that norms the rows."""
+        import numpy as np
+
+        found = {"digits": few_layout.pack(rows * (a["norm_weight"] + np.float32(self.norm_offset)), self.digits)}
+        found["out_squares"] = few_layout.squares(rows)
+        for name, packed in found.items():
+            whole = a[name].copy()
+            whole[: len(packed)] = packed
+            found[name] = whole
+        return found

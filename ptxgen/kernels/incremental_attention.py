@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.decode import place as locate
+from ptxgen.attention.decode import release
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
 from ptxgen.attention.decode.merge.records import RECORD_FLOATS
@@ -17,10 +19,12 @@ from ptxgen.attention.decode.plan import CHIPS, Plan, plan
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
-from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
+from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.few.digits import ElementDigits
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
@@ -99,6 +103,7 @@ class IncrementalAttention(KernelType):
     ring: int = field(default=0, like=RING_ROWS)
     strided: bool = field(default=False, like=STRIDED)
     head_scales: bool = field(default=False, like=HEAD_SCALES)
+    halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: out is of q_dtype; else so many bf16 digits")
 
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -116,6 +121,10 @@ class IncrementalAttention(KernelType):
             window=20, lse=True,
         ),
         dict(max_len=30, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, programmatic=True),
+        dict(
+            max_len=128, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True,
+            programmatic=True,
+        ),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
         dict(max_len=48, head_dim=80, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
         dict(
@@ -125,6 +134,7 @@ class IncrementalAttention(KernelType):
         dict(max_len=200, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, window=40, ring=64),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True, strided=True),
         dict(max_len=32, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype="e4m3", head_scales=True),
+        dict(max_len=32, head_dim=8, n_heads=8, n_kv_heads=8, batched=True, halves=3),
         dict(  # the last sequences first, and loads with L2::evict_unchanged: a row of the tuning table
             max_len=32769, head_dim=64, n_heads=8, n_kv_heads=8, q_dtype=f16, kv_dtype=f16, batched=True, strided=True,
         ),
@@ -152,6 +162,12 @@ class IncrementalAttention(KernelType):
             yield from strided_rules(self.batched, self.page_size, self.ring, self.programmatic)
         if self.batch_invariant and not self.batched:
             yield "batch_invariant: needs batched=True"
+        yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
+        if self.halves and not self.batched:
+            yield f"halves: needs batched=True (got halves={self.halves}, batched=False; nearest: halves=0)"
+        if self.halves:
+            width = self.n_heads * self.head_dim
+            yield from rules.multiple_of("n_heads * head_dim", width, few_layout.UNIT, few_layout.UNIT, 1 << 20)
         if self.indirect and self.batched:
             yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
 
@@ -160,6 +176,11 @@ class IncrementalAttention(KernelType):
         if isinstance(chosen, str):
             yield chosen
         yield from programmatic_rules(self.programmatic, target)
+
+    @property
+    def error_limit(self) -> float | None:  # type: ignore[override]
+        """Of digits one by one: a value at a tie rounds to the one or the other bf16."""
+        return 2e-2 if self.halves else None
 
     # -- parameters and geometry -------------------------------------------------------------------------------------
 
@@ -186,6 +207,10 @@ class IncrementalAttention(KernelType):
         problem = attention.problem
         out = [problem.q(*lead), *attention.cache.params(), *attention.variant.params(problem)]
         out += problem.outputs(*lead, lse=self.lse)
+        if self.halves:
+            shape = few_layout.shape(self.n_heads * self.head_dim, self.halves, "batch")
+            packed = buffer("out", bf16, *shape, access="out", align=16)
+            out = [packed if param.name == "out" else param for param in out]
         if self.batched:
             out.append(buffer("seq_lens", s32, *lead, align=4))
         elif self.indirect:
@@ -234,7 +259,7 @@ class IncrementalAttention(KernelType):
         blind = blind and not (self.window or self.page_size or self.strided or plan.split_tiles)
         with b.fragment("locate", "split, KV head and sequence, and where their rows lie"):
             if self.programmatic:
-                b.op("griddepcontrol.launch_dependents")
+                release.at_once(b, plan)
             where, task = locate.place(b, attention, plan, batched=self.batched)
             task = task._replace(early=blind or self.programmatic, late_newest=self.programmatic)
         if self.programmatic:
@@ -250,10 +275,13 @@ class IncrementalAttention(KernelType):
         # are made.
         meets_early = plan.cluster > 1 and plan.most_splits == 1 and blind and not self.programmatic
         loop = plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
+        if self.programmatic:
+            release.later(b, plan, task, where)
         parts = parts_of(plan, programmatic=self.programmatic, meets_early=meets_early, drains=loop.drains)
         place_loop(b, loop, parts.meet)
         b.expose(plan=plan, parts=parts)
-        build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks)
+        outlet = partial(ElementDigits, self.halves, self.n_heads, self.head_dim) if self.halves else None
+        build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks, outlet=outlet)
 
     # -- behaviour ---------------------------------------------------------------------------------------------------
 
@@ -317,6 +345,9 @@ class IncrementalAttention(KernelType):
             pairs.append(attend(attention, q[s], k, v, length - 1, a))
         outs, lses = (np.stack(part) for part in zip(*pairs, strict=True))
         results = {"out": outs.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
+        if self.halves:
+            packed = few_layout.pack(outs.reshape(len(lengths), -1).astype(np.float32), self.halves)
+            results["out"] = np.where(few_layout.has_row(packed.shape, len(lengths), self.halves), packed, a["out"])
         if self.lse:
             results["lse"] = lses.reshape(a["q"].shape[:-1]).astype(np.float32)
         return results

@@ -205,13 +205,12 @@ class _Step(AttentionOfStep):
     def _gates_halves(self, kinds: Sequence[str]) -> bool:
         """Whether the product of gate and up reads bf16 digits."""
         weights = 2 * self.model.hidden * self.model.dim
-        return self.halves(kinds[:2], weights, self.model.dim, normed=True)
+        left = self.at(self.model.block.mlp_norm) in self.normed
+        return left or self.halves(kinds[:2], weights, self.model.dim, normed=True)
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""
-        hidden = self.model.hidden
-        takes = self.halves(kinds[2:], hidden * self.model.dim, hidden, normed=False)
-        return takes and self._gates_halves(kinds)
+        return self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
 
     def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

@@ -12,6 +12,7 @@ from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.products import QKV, STACK, Products
 from ptxgen.models.program import Ref
+from ptxgen.products.few import layout as few_layout
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 from ptxgen.targets import target as parse_target
@@ -56,23 +57,63 @@ class AttentionOfStep(Products):
         attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=style, precise=True, ring=ring)
         if self._fuses(attention):
             q = self._qkv_append(x, attention)
+        elif self._fuses_few(attention):
+            q = self._append_few(x, attention)
         elif self._stacks_rows(attention):
             q = self._append_stacked(x, attention)
         else:
             q, k, v = self._qkv(x)
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
         attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
-        out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
+        if self.reads_halves("o_proj", model.q_width):
+            out = self._attended_halves()
+        else:
+            out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
         self._attend(attends, q, out)
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
+    def _attended_halves(self) -> str:
+        """Memory for what attention makes, as bf16 digits; rows of a tile that no sequence has stay zero."""
+        digits = few_layout.DIGITS[self._rounding]
+        shape = self._extents(few_layout.shape(self.model.q_width, digits))
+        return self.tensor("attention.digits", "state", shape, bf16, zeroed=True)
+
     def _fuses(self, attention: Attention) -> bool:
-        """Whether one launch makes q, k and v, rotates and appends."""
-        alone = self.rows == 1 and self.step != "batch" and not self.model.block.qk_norm
-        rotates = attention.rope is not None and attention.style == "norm"
+        """Whether one launch makes q, k and v of one token, rotates and appends."""
+        return self.rows == 1 and self.step != "batch" and self._rotates_in_place(attention)
+
+    def _fuses_few(self, attention: Attention) -> bool:
+        """The same for a few tokens as bf16 digits."""
+        few = bool(self.model.block.attention_norm) and self.takes_halves(self._kinds(*QKV), self.model.dim)
+        return few and self._rotates_in_place(attention) and self._stacks() == [QKV]
+
+    def _rotates_in_place(self, attention: Attention) -> bool:
+        """Whether a product of q, k and v can rotate its own results and append them."""
+        rotates = attention.rope is not None and attention.style == "norm" and not self.model.block.qk_norm
         fits = attention.head_dim % STACK == 0 and self.kv_dtype != s8
-        return alone and rotates and fits and self._stacks()[0] != QKV[:1] and len(self._biased()) in (0, len(QKV))
+        return rotates and fits and self._stacks()[0] != QKV[:1] and len(self._biased()) in (0, len(QKV))
+
+    def _append_few(self, x: str, attention: Attention) -> Ref:
+        """The queries of a few tokens; keys and values are in the caches."""
+        model, norm = self.model, self.model.block.attention_norm
+        weight, q = self._stacked(QKV), self.scratch("q.out", model.q_width)
+        given: dict[str, str | Ref] = {"weight": weight, "q": q, **self._caches(attention), **self._position()}
+        fields: dict[str, Any] = {"bias": bool(self._biased()), "precision": self._rounding}
+        if self._biased():
+            given["bias"] = self._qkv_bias()
+        left = self.normed.get(self.at(norm))
+        if left:
+            given["squares"] = f"{left}.squares"
+            fields |= {"norm": "rms", "eps": model.norm_eps}
+        given["x"] = left or self._half_rows("qkv", x, model.dim, norm)
+        width = model.q_width + 2 * model.kv_width
+        chosen = self._digit_gemm(n=width, k=model.dim, weights=self.tensors[weight].format, precision=self._rounding)
+        fields |= {"k": model.dim, "split": chosen.split, "share": chosen.share}
+        fields["holds"] = self._has_many_keys and self._rounding == "exact"  # as in `_append`; rounded rows gain by it
+        fields = attention.fields("digit_qkv_append", **self._in_pages(), **fields)
+        self.op("digit_qkv_append", "qkv_append", given, {"rows": self.rows} | self._paged(), **fields)
+        return Ref(q)
 
     def _qkv_append(self, x: str, attention: Attention) -> Ref:
         """The queries; keys and values are in the cache."""
@@ -165,12 +206,17 @@ class AttentionOfStep(Products):
         In a batch with many keys a position this begins when the products are done: attention that asks for keys while
         they run makes the step 3 to 10 % longer at 4096 positions; with few of them it makes it shorter."""
         batched = self.step == "batch"
-        if batched and self.rows * self.model.kv_width >= MANY_KEYS:
+        if batched and self._has_many_keys:
             how["programmatic"] = False
         role, kernel = attention.append
         given = {**rows, **self._caches(attention), **self._position()}
         fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
+
+    @property
+    def _has_many_keys(self) -> bool:
+        """Whether the sequences have many keys a position together."""
+        return self.rows * self.model.kv_width >= MANY_KEYS
 
     def _in_pages(self) -> dict[str, Any]:
         """The fields of kernels on a cache in pages."""
@@ -192,6 +238,8 @@ class AttentionOfStep(Products):
             how["widened"] = self.widened and self.kv_dtype.bits == 8 and self._widens(attention)
         elif self.step == "batch":
             how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
+            if self.is_in_digits(out):
+                how["halves"] = few_layout.DIGITS[self._rounding]
             sizes = {"batch": self.rows} | self._paged()
             given |= caches | {"seq_lens": self._length()}
         else:
@@ -214,7 +262,8 @@ class AttentionOfStep(Products):
         if name in self.model.biases:
             bias = self.vector(self.at(f"{name}.bias"), self._bias(name))
         if not post_norm:
-            self._product(name, weight, dim, k, source, x, bias=bias, residual=True)
+            beside, fields = self._leave_normed(name, source)
+            self._product(name, weight, dim, k, source, x, bias=bias, residual=True, beside=beside, **fields)
             return
         out, normed = self.scratch(f"{name}.out", dim), self.scratch(f"{post_norm}.out", dim)
         self._product(name, weight, dim, k, source, out, bias=bias)

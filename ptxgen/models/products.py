@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,8 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
-# Weights of a product from which rows that are normed become bf16 digits, and from which others do.
+# Weights of a product from which a launch that norms its rows makes bf16 digits of them, and from which rows do not go
+# into tiles for wgmma. Where one product after the other reads and leaves digits, all do.
 LARGE = 1 << 24
 HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
@@ -67,6 +68,7 @@ class Products(Draft):
     step: str
     precision: str
     batch_invariant: bool
+    normed: dict[str, str] = field(default_factory=dict)  # digits that a product has left for a norm, by its weights
 
     def is_token(self, rows: int) -> bool:
         """Whether so many rows go through the kernels of one token, whose sums have another order than others."""
@@ -96,12 +98,13 @@ class Products(Draft):
 
     def _product(
         self, role: str, weight: str | Ref, n: int, k: int, x: str | Ref, out: str | Ref, *, norm: str = "",
-        bias: str | Ref = "", rows: int = 0, **fields: Any,
+        bias: str | Ref = "", rows: int = 0, beside: Mapping[str, str | Ref] | None = None, **fields: Any,
     ) -> None:  # fmt: skip
-        """x `[rows, k]` times a matrix `[n, k]`; `norm` is the name of an RMS norm before it."""
+        """x `[rows, k]` times a matrix `[n, k]`; `norm` is the name of an RMS norm before it; `beside`: what else the
+        kernel gets."""
         rows = rows or self.rows
         held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
-        given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
+        given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out, **(beside or {})}
         if norm and self.is_token(rows):
             fields |= self._norm_fields()
             given["norm_weight"] = self._norm_weight(norm)
@@ -113,9 +116,14 @@ class Products(Draft):
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
                 fields["precision"] = self._rounding
+            if norm:
+                fields |= {"norm": "rms", "eps": self.model.norm_eps}
+                given["squares"] = f"{x}.squares"
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
-            chosen = _fewest(rows, tuple(sorted(wanted.items())))
+            chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
+            if chosen.halves:
+                fields["share"] = chosen.share
         elif self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
             fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
@@ -127,6 +135,10 @@ class Products(Draft):
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
             fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split, "stream": tiles.stream}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+
+    def _digit_gemm(self, **fields: Any) -> DigitGemm:
+        """The product of digits with these fields whose shares are likely the fastest."""
+        return _fewest(self.rows, tuple(sorted(fields.items())))
 
     def _norm_fields(self) -> dict[str, Any]:
         """Fields of a product that norms its inputs."""
@@ -146,6 +158,8 @@ class Products(Draft):
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.is_token(self.rows):
             return x, norm
+        if norm and self.at(norm) in self.normed:
+            return self.normed[self.at(norm)], norm
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
         if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
@@ -172,12 +186,20 @@ class Products(Draft):
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
         return few and takes and not self.integers(kinds, k)
 
-    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
-        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, or where the
-        product before can leave them so, and else stay as they are: for so many weights of these formats."""
+    def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
         few = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
-        few &= weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
         return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+
+    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
+        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
+        as they are: for so many weights of these formats."""
+        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE) and self.takes_halves(kinds, k)
+
+    def reads_halves(self, name: str, k: int) -> bool:
+        """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
+        large = self.model.dim * k >= LARGE
+        return (large or self._leaves_normed(name)) and self.takes_halves(self._kinds(name), k)
 
     def _brings_digits(self, k: int) -> bool:
         """Whether products bring digits of k columns to shared memory."""
@@ -204,6 +226,36 @@ class Products(Draft):
         out = self._halves_of(role, k)
         self._pack_digits(role, x, out, k, norm, halves=few_layout.DIGITS[self._rounding])
         return out
+
+    def _next_norm(self, name: str) -> tuple[int, str, str, tuple[str, ...]]:
+        """What reads the residual stream behind the product `name`: its layer, role, norm and matrices."""
+        model = self.model
+        if name == "o_proj":
+            return self.layer, "gate_up", model.block.mlp_norm, ("gate_proj", "up_proj")
+        if self.layer + 1 < model.shape.n_layers:
+            return self.layer + 1, "qkv", model.block.attention_norm, QKV
+        return -1, "lm_head", "norm", ("embed_tokens" if model.tied else "lm_head",)
+
+    def _leaves_normed(self, name: str) -> bool:
+        """Whether the product `name` can leave digits for the norm behind it."""
+        layer, _, norm, names = self._next_norm(name)
+        block = self.model.block
+        alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
+        kinds = [self.format_of(each if layer < 0 else f"layers.{layer}.{each}") for each in names]
+        return alone and bool(norm) and self.takes_halves(kinds, self.model.dim)
+
+    def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:
+        """What the product `name`, which reads x, is told so that it leaves digits for the norm behind it."""
+        of_halves = self.is_in_digits(x) and self.tensors[str(x)].dtype == bf16
+        if not (of_halves and self._leaves_normed(name)):
+            return {}, {}
+        here, dim = self.layer, self.model.dim
+        self.layer, role, norm, _ = self._next_norm(name)
+        digits = self.normed[self.at(norm)] = self._halves_of(role, dim)
+        squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
+        given: dict[str, str | Ref] = {"norm_weight": self._norm_weight(norm), "digits": digits}
+        self.layer = here
+        return {**given, "out_squares": squares}, {"norm_out": True, "norm_offset": self.model.block.norm_offset}
 
     def _halves_of(self, role: str, k: int) -> str:
         """Scratch memory for rows as bf16 digits."""

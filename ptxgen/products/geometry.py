@@ -74,7 +74,7 @@ class Runs:
     tokens: int = 1
     split: int = 1
     spare: int = 0
-    x_first: bool = field(default=False, kw_only=True)  # x is asked for before the first weights, where nothing is waited for
+    x_first: bool = field(default=False, kw_only=True)  # x is asked for before the weights, where nothing is waited for
 
     @property
     def threads(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, Table
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.threads import split
@@ -38,6 +39,10 @@ class HeadsEpilogue(Epilogue):
 
     def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, heads: Heads, first: int = 0) -> None:
         super().__init__(b, spec, at)
+        self.set_heads(heads, first)
+
+    def set_heads(self, heads: Heads, first: int = 0) -> None:
+        """Say what the rows are."""
         self.heads, self.first = heads, first
         self.q_end = heads.n_heads * heads.head_dim
         self.k_end = (heads.n_heads + heads.n_kv_heads) * heads.head_dim
@@ -69,7 +74,7 @@ class HeadsEpilogue(Epilogue):
         if rotation.rotary_dim < rotation.head_dim:
             b.op("setp.lt.and.u32", self.rotates, self.element, rotation.rotary_dim, self.rotates)
         pair = b.op("shr.u32", "pair", self.element, 1)
-        turns = b.op("mov.u64", "turns_row", rotary.turns_table(b, rotation))
+        turns = b.op("mov.u64", "turns_row", self.pair_turns)
         b.op("mad.wide.u32", turns, pair, 8, turns)
         self.turn = b.op("mov.b64", "turn_of_pair", 0)
         b.op("ld.global.nc.b64", self.turn, turns[0], pred=self.rotates)
@@ -112,18 +117,31 @@ class HeadsEpilogue(Epilogue):
         b.op("mov.b32", lanes, -1, pred=whole)
         return lanes
 
+    @cached_property
+    def pair_turns(self) -> Table:
+        """How much each pair turns from position to position."""
+        return rotary.turns_table(self.b, self.heads.rotation)
+
+    def query_row(self) -> Reg:
+        """The address of the token's row of q."""
+        return self.b.ld_param("q")
+
+    def sequence(self) -> Reg:
+        """Which one the token is of, where there are several."""
+        return self.row
+
     def store(self, out_row: Reg) -> None:
         b, heads, value = self.b, self.heads, self.values[0]
         kv_head = b.op("sub.u32", "kv_head", self.head, heads.n_heads)
         appends = b.op("setp.ge.u32", "appends", out_row, self.q_end)
         if self.first < self.q_end:
-            query = b.ld_param("q")
+            query = self.query_row()
             b.op("mad.wide.u32", query, out_row, 4, query)
             b.op("st.global.f32", query[0], value, pred=~appends)
         b.note("the head of k or v, and its row of the cache")
         is_v = b.op("setp.ge.u32", "is_v", out_row, self.k_end)
         b.op("sub.u32", kv_head, kv_head, heads.n_kv_heads, pred=is_v)
-        index = kv_cache.cache_row(b, heads, self.row, kv_head, self.position, appends)
+        index = kv_cache.cache_row(b, heads, self.sequence(), kv_head, self.position, appends)
         k_cache, v_cache = b.ld_param("k_cache"), b.ld_param("v_cache")
         cache = b.op("selp.b64", "cache", v_cache, k_cache, is_v)
         b.op("mad.lo.u64", cache, index, heads.head_dim * heads.kv_dtype.bytes, cache)

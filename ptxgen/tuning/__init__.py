@@ -63,6 +63,8 @@ class Choice:
     due to `split_positions` are so many that they, too, fill whole multiples of `room`.
     `last_first`: 1: the first CTAs take a batch's last sequences, whose rows the L2 may still hold behind a kernel that
     wrote the caches. `aside`: 1: loads of rows to registers have the cache policy `L2::evict_unchanged`.
+    `late`: 1: where a programmatic launch has more CTAs than half of `room`, and no more than it, the next launch may
+    begin when they have read their tiles, in place of at once.
     """
 
     warps: int = _bounds(1, 32)
@@ -76,6 +78,7 @@ class Choice:
     rounds: int = _bounds(0, 1, default=0)
     last_first: int = _bounds(0, 1, default=0)
     aside: int = _bounds(0, 1, default=0)
+    late: int = _bounds(0, 1, default=0)
 
 
 @dataclass(frozen=True)

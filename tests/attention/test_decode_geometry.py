@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
-from ptxgen import generate
+from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble
 from ptxgen.attention.decode.contract import Partials
 from ptxgen.attention.decode.loops.mma import loop as mma
 from ptxgen.attention.decode.loops.mma.layout import K_ROWS, V_ROWS, Block, ring_of, tile_layout
 from ptxgen.attention.decode.loops.mma.registers import left_for_loads
 from ptxgen.attention.decode.loops.simt import loop as simt
-from ptxgen.kernels import IncrementalAttention
+from ptxgen.dtypes import f16
+from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.runtime import Device
+from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
@@ -73,22 +78,78 @@ def test_long_and_short_sequences_among_many_units(device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"page_size": 16}, {"kv_dtype": "s8"}, {"n_heads": 8, "n_kv_heads": 8}], ids=str
+    "fields", [{}, {"page_size": 16}, {"kv_dtype": "s8"}, {"n_heads": 8, "n_kv_heads": 8}, {"head_dim": 128}], ids=str
 )
 def test_units_of_batches_whose_launches_overlap(fields: dict[str, object]) -> None:
-    """Short rows of many units, in 16 bits: loads to registers, where CTAs of the next launch would hold rings."""
-    shape = {"max_len": 200, "head_dim": 64, "n_heads": 16, "n_kv_heads": 16, "batched": True, **fields}
+    """Loads to registers, where CTAs of the next launch would hold rings; and that begins late."""
+    shape = {"max_len": 640, "head_dim": 64, "n_heads": 16, "n_kv_heads": 16, "batched": True, **fields}
     apart, over = (spec(**shape, programmatic=flag).plan(parse_target("sm_90")) for flag in (False, True))
-    assert (over == apart) == bool(fields)
-    if fields:
-        return
-    assert (over.shape.warps, over.shape.stages, over.shape.in_flight) == (4, 0, 3)
-    one = spec(**shape, programmatic=True)
-    given = one.example(np.random.default_rng(8), batch=3)
-    given["seq_lens"] = np.array([200, 0, 77], np.int32)
+    assert (apart.late, over.late) == (False, not fields.get("kv_dtype"))  # a row of the table is for bytes
+    assert over.shape.stages == 0
+    one = spec(**shape | {"n_heads": 2, "n_kv_heads": 2}, programmatic=True)
+    given = one.example(np.random.default_rng(8), batch=4)
+    if not one.page_size:  # pages are for the lengths of the example
+        given["seq_lens"] = np.array([640, 0, 77, 129], np.int32)
     poison(one, given)
     for mode in ("check", "random"):
-        trial(one, CpuDevice(mode), target="sm_90", arguments=given, batch=3).require()
+        trial(one, CpuDevice(mode), target="sm_90", arguments=given, batch=4).require()
+
+
+def test_a_launch_that_fills_the_chip_about_once_lets_the_next_one_begin_late() -> None:
+    """At once where two fit side by side, or where it takes several rounds, and where warps have few tiles."""
+    shape = {"max_len": 4096, "head_dim": 64, "n_heads": 24, "n_kv_heads": 24, "batched": True, "programmatic": True}
+    text = generate(spec(**shape), "sm_90").text
+    assert "unless 199 to 396 CTAs work for long" in text
+    first, last = (found.start() for found in re.finditer("griddepcontrol.launch_dependents", text))
+    assert text.index("%active") < first < text.index("griddepcontrol.wait") < text.index("$tiles_end:") < last
+    assert generate(spec(**shape | {"batch_invariant": True}), "sm_90").text.count("launch_dependents") == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_len": 250}, {"kv_dtype": "s8"}, {"window": 70}], ids=str)
+def test_tiles_in_flight_are_asked_for_before_the_kernel_ahead_has_ended(fields: dict[str, object]) -> None:
+    """All but the newest position's, wherever that lies among a warp's first tiles: rows that it may still write."""
+    one = spec(**{"max_len": 256, "n_heads": 1, "n_kv_heads": 1, "batched": True, "programmatic": True, **fields})
+    tiles = one.plan(parse_target("sm_90")).shape.in_flight
+    text = generate(one, "sm_90").text
+    before, _, after = text.partition("griddepcontrol.wait")
+    assert tiles > 1
+    assert before.count("load a tile ahead of its turn") == after.count("load the tile of the newest position") > 0
+    for mode in ("check", "random"):
+        given = one.example(np.random.default_rng(3), batch=12)
+        given["seq_lens"] = np.array([0, 1, 16, 17, 64, 65, 80, 129, 144, 145, 240, one.max_len], np.int32)
+        poison(one, given)
+        trial(one, CpuDevice(mode), target="sm_90", arguments=given, batch=12).require()
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 128, 129, 161, 192])
+def test_the_newest_position_is_read_behind_the_wait(length: int) -> None:
+    """Behind a launch that writes it, in check mode: this text, and one that takes its tile for an older one; that is
+    wrong where it is not the first of its warp."""
+    one = spec(max_len=192, n_heads=1, n_kv_heads=1, batched=True, programmatic=True)
+    text = generate(one, "sm_90").text
+    _run_behind_an_append(one, text, length)
+    hasty = text.replace("%tile_is_older, %tile_next, %newest_tile;", "%tile_is_older, %tile_next, %tile_end;")
+    hasty = hasty.replace("%tile_is_held, %tile_next, %newest_tile;", "%tile_is_held, %tile_next, -1;")
+    assert "%newest_tile;" not in hasty
+    with pytest.raises(ExecutionError, match=r"griddepcontrol\.wait") if length > 128 else nullcontext():
+        _run_behind_an_append(one, hasty, length)
+
+
+def _run_behind_an_append(one: IncrementalAttention, text: str, length: int) -> None:
+    append = KvCacheScatter(
+        max_len=one.max_len, head_dim=one.head_dim, n_kv_heads=1, kv_dtype=f16, src_dtype=f16, batched=True,
+        programmatic=True,
+    )  # fmt: skip
+    device, rng = CpuDevice("check", threads=1), np.random.default_rng(8)
+    given = one.example(rng, batch=1) | append.example(rng, rows=1)
+    given |= {"seq_lens": np.array([length], np.int32), "positions": np.array([length - 1], np.int32)}
+    buffers, graph = {name: device.array(value) for name, value in given.items()}, device.graph()
+    for each, its in ((append, generate(append, "sm_90").text), (one, text)):
+        ptx = generate(each, "sm_90")
+        kernel = Kernel(device, ptx, device._load(its, ptx.entry).function(ptx.entry))
+        bound = kernel.bind(**{p.name: buffers[p.name] for p in ptx.params if p.name in buffers})
+        graph.add(bound, programmatic=bool(graph.nodes))
+    graph.launch()
 
 
 ROUNDS = Choice(warps=4, cluster=1, grid=20, in_flight=2, split_positions=128, mergers=1, room=20, rounds=1)

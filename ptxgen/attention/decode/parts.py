@@ -13,8 +13,9 @@ class Parts(NamedTuple):
     """Files of `templates/attention/decode/`; a tuple holds those that stand in a place, if any.
 
     `start`: what comes before the main loop, in which `idle` lets splits without work go and `arrive` is the cluster's
-    barrier. `draw` and `tell` stand around the main loop, `meet` behind its first loads. `merge` leaves an element's
-    `output`, and `records` merges those of other splits, which `read` reads.
+    barrier. `draw` and `tell` stand around the main loop, behind which a launch may let the next one begin; `meet`
+    behind its first loads. `merge` leaves an element's `output`, and `records` merges those of other splits, which
+    `read` reads.
     """
 
     start: str
@@ -38,7 +39,7 @@ def parts_of(plan: Plan, *, programmatic: bool, meets_early: bool, drains: bool)
         idle=_some(plan.split, "idle/drain" if drains else "idle/leave"),
         arrive=_some(clustered, "cluster/arrive"),
         draw=_some(drawn, f"ticket/draw_{mergers}"),
-        tell=_some(drawn, f"ticket/tell_{mergers}"),
+        tell=_some(plan.late, "start/release") + _some(drawn, f"ticket/tell_{mergers}"),
         meet=_some(clustered and not meets_early, "cluster/meet") + _some(plan.mergers > 1, "ticket/ask"),
         merge=_part("merge/cluster" if clustered else "merge/warps"),
         output=_part("output/record" if plan.split else "output/finish"),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
-from ptxgen.attention.decode.plan import WAVES, Plan
+from ptxgen.attention.decode.plan import Plan
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.lines.words import counted
@@ -258,7 +258,7 @@ def _share(b: Builder, plan: Plan, units: Reg) -> Reg:
     b.op("min.u32", full, full, 2)
     b.op("max.u32", share, share, full)
     more = b.op("setp.gt.u32", "no_room", units, plan.room)
-    b.op("div.u32", full, WAVES * plan.room, units)
+    b.op("div.u32", full, plan.most_ctas, units)
     b.op("max.u32", share, share, full, pred=more)
     return share
 

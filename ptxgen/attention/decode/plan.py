@@ -70,7 +70,7 @@ class Plan(CtaPlan):
     that: long sequences of a ragged batch. `grid` 0: splits follow the length alone, `split_tiles` for each as long as
     there are splits. `room`: see `_share`; `rounds`: see `_whole_rounds`. `mergers`: at most so many CTAs of a unit (of
     each rank of its clusters) merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
-    `last_first`: the first CTAs take the last sequence.
+    `last_first`: the first CTAs take the last sequence. `late`: the next launch waits, see `release.py`.
     """
 
     cluster: int
@@ -82,6 +82,12 @@ class Plan(CtaPlan):
     room: int = 0
     rounds: int = 0
     last_first: bool = False
+    late: bool = False
+
+    @property
+    def most_ctas(self) -> int:
+        """CTAs that units which are more than the room are split into at most."""
+        return _most_ctas(self.room, self.late)
 
     @property
     def split(self) -> bool:
@@ -113,8 +119,9 @@ def _chip(target: Target) -> tuple[str, Chip]:
 # (64 dims of f16: 3, 4 and 8 units in batches of 1 to 48 were never slower). What a warp's registers hold beside tiles
 # in flight, and bytes of a tile from which loads to registers are best.
 _BATCH_WARPS, _BATCH_UNITS, _SHORT_ROW, _OTHER_REGISTERS, _WIDE_TILE = 4, 16, 128, 80, 8192
-_BESIDE = 3  # CTAs of a multiprocessor that are at work where the next launch's wait
-WAVES = 4  # of the chip's room: units of a batch that are more than it are split until they fill most of so many
+# Of the chip's room: units of a batch that are more than it are split until they fill most of so many. Fewer where the
+# next launch's CTAs come in when these end, so that the last round is not a short one.
+_WAVES, _OVERLAPPING_WAVES = 4, 3
 
 # Outputs of so many values make long records: then pairs of CTAs merge first, if a unit gets so many CTAs.
 _WIDE, _MANY_OF_WIDE = 1024, 16
@@ -138,11 +145,10 @@ def default_choice(
     )
     even = units >= _BATCH_UNITS or attention.cache.k.row_bytes <= _SHORT_ROW
     if batched and not invariant and not decided and chip.cluster > 1 and even:
-        if programmatic and units >= _BATCH_UNITS and _has_halves_of_64(attention):
-            return _of_overlapping_batch(chip, model, in_flight)
-        return _of_batch(attention, chip, model, shape, in_flight)
+        return _of_batch(attention, chip, shape, in_flight, model.split_positions, late=programmatic)
     share = max(1, chip.sms // units)
-    warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
+    fewer = tiles <= model.short and not (batched and programmatic and not invariant)  # one CTA, then the next launch's
+    warps, cluster, grid = 4 if fewer else 8, 1, chip.sms
     if chip.cluster > 1 and not batched:
         whole = chip.cluster * units  # CTAs when each unit has one cluster
         fills = tiles <= model.middle and chip.sms // 3 <= whole
@@ -158,25 +164,15 @@ def default_choice(
     return Choice(warps, cluster, grid, in_flight, model.invariant_positions if invariant else model.split_positions)
 
 
-def _of_batch(attention: Attention, chip: Chip, model: Model, shape: LoopShape, in_flight: int) -> Choice:
+def _of_batch(
+    attention: Attention, chip: Chip, shape: LoopShape, in_flight: int, split_positions: int, *, late: bool
+) -> Choice:
+    """Launches that overlap have tiles in registers: CTAs that wait would hold rings, too."""
     tile = shape.tile * (attention.cache.k.row_bytes + attention.cache.v.row_bytes)
-    stages = in_flight if tile < _WIDE_TILE else 0
+    stages = in_flight if tile < _WIDE_TILE and not late else 0
     registers = 128 if stages else -(-(_OTHER_REGISTERS + in_flight * tile // 128) // 8) * 8
     room = chip.sms * max(1, 65536 // (32 * _BATCH_WARPS * registers))
-    return Choice(_BATCH_WARPS, 1, 2 * chip.sms, in_flight, model.split_positions, stages, room=room)
-
-
-def _has_halves_of_64(attention: Attention) -> bool:
-    """Whether rows are 64 dims of 16 bits, one after the other: what was measured where launches overlap."""
-    cache = attention.cache
-    return attention.problem.kv_dtype.bytes == 2 and cache.k.row_bytes == _SHORT_ROW and not cache.page_size
-
-
-def _of_overlapping_batch(chip: Chip, model: Model, in_flight: int) -> Choice:
-    """CTAs of the next launch wait beside this one's, so that fewer are at work, with a tile more in flight; in
-    registers, as those that wait would hold rings, too."""
-    room = _BESIDE * chip.sms
-    return Choice(_BATCH_WARPS, 1, 2 * chip.sms, in_flight + 1, model.split_positions, room=room)
+    return Choice(_BATCH_WARPS, 1, 2 * chip.sms, in_flight, split_positions, stages, room=room, late=int(late))
 
 
 def choice_of(
@@ -227,6 +223,7 @@ def plan(
     loop, shape = _loop(attention, target, choice.warps, choice.stages)
     shape, units = shape._replace(in_flight=choice.in_flight, aside=choice.aside > 0), _units(attention, shape)
     last_first = batched and choice.last_first > 0
+    late = programmatic and choice.late > 0
     turns = 2 if choice.room else 1  # of a warp, at least: merging records takes as long as a turn
     useful = max(1, -(-_visible_tiles(attention, shape) // (turns * shape.warps)))
     ctas = min(useful, max(1, choice.grid // units))
@@ -249,7 +246,8 @@ def plan(
         shape = shape._replace(in_flight=min(shape.in_flight, turns), once=turns == 1)
     if not batched or long_splits == 1:
         mergers = _mergers(choice, most)
-        return Plan(loop, shape, parts, v_dim, cluster, share, most, mergers=mergers, last_first=last_first)
+        room = choice.room if late else 0  # splits do not ask for it
+        return Plan(loop, shape, parts, v_dim, cluster, share, most, 0, 0, mergers, room, 0, last_first, late)
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     most = max(most, long_splits)
     mergers = _mergers(choice, most)
@@ -258,18 +256,23 @@ def plan(
         splits = _whole_rounds(str(splits), choice.room, f"({units * cluster} * batch)")
         most = max(most, 2 * long_splits, choice.room // (units * cluster))
         mergers = _mergers(choice, most)
-    more = choice.room, rounds, last_first
+    more = choice.room, rounds, last_first, late
     return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers, *more)
 
 
 def _share(choice: Choice, most: int, units: str) -> str:
     """Splits of each of so many units: the grid's share. With room, two as long as there is room for them, and where
-    there is not room for one of each, so many that they fill most of `WAVES` rooms."""
+    there is not room for one of each, as many as `_most_ctas` lets them have."""
     share = f"{choice.grid} // {units}"
     if choice.room:
-        full, waves = f"min(2, {choice.room} // {units})", f"{WAVES * choice.room} // {units}"
+        most_ctas = _most_ctas(choice.room, choice.late > 0)
+        full, waves = f"min(2, {choice.room} // {units})", f"{most_ctas} // {units}"
         share = f"max({share}, max({full}, min(1, {units} // {choice.room + 1}) * ({waves})))"
     return f"max(1, min({most}, {share}))"
+
+
+def _most_ctas(room: int, late: bool) -> int:
+    return room * (_OVERLAPPING_WAVES if late else _WAVES)
 
 
 def _whole_rounds(splits: str, room: int, units: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import split
 from ptxgen.products.bytes.geometry import TokenRuns
+from ptxgen.products.bytes.roots import Roots
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.product import Tokens
 from ptxgen.products.slots import RunSlots, add_in_pairs
@@ -26,20 +29,23 @@ class TokenResults(Epilogue):
         self.joins = at.split > 1
         self.share = -(-self.results // (32 * at.split)) * 32 if self.joins else self.results
         self.memory = memory
+        self.units: Reg | int | None = None
 
     def locate(self, stream: Stream) -> Reg:
         """Build fragment `locate_slot`; the address of the slots, before x is waited for."""
         return self.run_slots.locate(stream)
 
-    def build_results(self, stream: Stream, tokens: Tokens) -> None:
-        """Build every other fragment: from the warps' sums to stored results."""
+    def build_results(self, stream: Stream, tokens: Tokens, roots: Roots | None = None) -> None:
+        """Build every other fragment: from the warps' sums to stored results, which are multiplied by `roots`."""
         b, at, spec = self.b, self.at, self.spec
         self.tokens, self.values = tokens, b.array("result", "f32", spec.parts)
-        with b.fragment("first_result", "results of the CTA, one a thread"):
-            self.result = b.op("mov.u32", "result_index", stream.thread)
-            b.op("setp.lt.u32", "has_result", self.result, self.results)
-            self.units = stream.units_of_cta()
+        self.result, has_result = b.reg("result_index", "u32"), b.reg("has_result", "pred")
         self.inside, self.out_row = b.reg("row_in_matrix", "pred"), b.reg("out_row", "u32")
+        self.build_early(stream)
+        with b.fragment("first_result", "results of the CTA, one a thread"):
+            b.op("mov.u32", self.result, stream.thread)
+            b.op("setp.lt.u32", has_result, self.result, self.results)
+            self._count_units(stream)
         with b.fragment("locate_result", "the unit of the CTA, the token, the row, and their slots"):
             self._find(stream, "result")
             self.run_slots.find(stream, self.owner, self.row, self.token)
@@ -50,6 +56,8 @@ class TokenResults(Epilogue):
         else:
             b.without("leave_sum", "first_share", "find_share", "take_sums", "next_share")
         with b.fragment("finish", "the result's address"):
+            if roots is not None:
+                roots.times(self.values.regs, self.token)
             self.place(self.out_row, self.inside)
         with b.fragment("store", "store the result"):
             self.store(self.out_row)
@@ -57,9 +65,18 @@ class TokenResults(Epilogue):
             b.op("add.u32", self.result, self.result, at.threads)
             b.op("setp.lt.u32", "more_results", self.result, self.results)
 
+    def build_early(self, stream: Stream) -> None:
+        """Fragments `ahead` and `read_early`: what is asked for before a thread has its first result."""
+        self.b.without("ahead", "read_early")
+
+    def _count_units(self, stream: Stream) -> None:
+        if self.units is None:
+            self.units = stream.units_of_cta()
+
     def _find(self, stream: Stream, name: str) -> None:
         """The unit, token and row of `result`, and whether the matrix has it; `name` begins those of registers."""
         b, at = self.b, self.at
+        assert self.units is not None
         rest, self.row = split(b, f"{name}_rest", f"{name}_row", self.result, TILE_ROWS)
         owner, self.token = split(b, f"{name}_unit", f"{name}_token", rest, at.tokens)
         b.op("setp.lt.u32", self.inside, owner, self.units)
@@ -102,3 +119,52 @@ class TokenResults(Epilogue):
         with b.fragment("next_share"):
             b.op("add.u32", self.result, self.result, at.threads)
             b.op("setp.lt.u32", "more_shares", self.result, last)
+
+
+class EarlyResults(TokenResults):
+    """`TokenResults` that read something beside the sums: `sources`. It comes to the L2 while tiles are multiplied, and
+    where a thread has one result at most to registers before the warps meet."""
+
+    early: bool
+
+    @cached_property
+    def params(self) -> dict[str, Reg]:
+        """Addresses that parameters have, by name, as far as they were asked for."""
+        return {}
+
+    def param(self, name: str) -> Reg:
+        """The address that a parameter has, loaded once."""
+        if name not in self.params:
+            self.params[name] = self.b.ld_param(name)
+        return self.params[name]
+
+    def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
+        """What the result of a thread reads: addresses, and who has them; `name` begins those of registers."""
+        raise NotImplementedError
+
+    def read(self, name: str) -> None:
+        """Read it."""
+        raise NotImplementedError
+
+    def build_early(self, stream: Stream) -> None:
+        b, most = self.b, self.share if self.joins else self.results
+        self.early = most <= self.at.threads
+        with b.fragment("ahead", "what results read beside the sums comes to the L2"):
+            self._first(stream, "ahead")
+            for address, has in self.sources("ahead").values():
+                b.op("prefetch.global.L2", address[0], pred=has)
+        if not self.early:
+            b.without("read_early")
+            return
+        with b.fragment("read_early", "what the thread's result reads beside the sums"):
+            self._first(stream, "early")
+            self.read("early")
+
+    def _first(self, stream: Stream, name: str) -> None:
+        """The thread's first result, of a cluster's that of its share."""
+        b = self.b
+        self._count_units(stream)
+        b.op("mov.u32", self.result, stream.thread)
+        if self.joins:
+            b.op("mad.lo.u32", self.result, stream.rank, self.share, self.result)
+        self._find(stream, name)

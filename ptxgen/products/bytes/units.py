@@ -15,8 +15,8 @@ MOST_TILES = 1 << 20  # of eight tokens
 class Units:
     """Fragments `make_bells`, `clear_spare`, `bring_units`, `find_bell` and `poll_unit`."""
 
-    def __init__(self, b: Builder, at: TokenRuns) -> None:
-        self.b, self.at = b, at
+    def __init__(self, b: Builder, at: TokenRuns, share: int = 1) -> None:
+        self.b, self.at, self.share = b, at, share
         self.vector: Shared = b.shared("vector", at.shared, align=128, dynamic=True)
         self.bells: Shared = b.shared("unit_bells", BELL * at.tiles)
         self.arrived = b.reg("unit_is_here", "pred")
@@ -72,6 +72,8 @@ class Units:
                 if begin < at.spare:
                     self._without(index, has, bell)
                 b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, at.groups * at.unit_bytes, pred=has)
+                if self.share > 1:
+                    self._of_rank(index, has)
                 for group in range(at.groups):
                     b.op("add.u32", own, tile, group)
                     b.op("min.u32", own, own, last)
@@ -79,7 +81,19 @@ class Units:
                     b.op("mad.wide.u32", from_, own, units * at.unit_bytes, source)
                     b.op("mad.wide.u32", from_, place, at.unit_bytes, from_)
                     target = to[at.unit_bytes * (at.groups * begin + group)]
-                    b.op(COPY, target, from_[at.unit_bytes * begin], at.unit_bytes, bell, pred=has)
+                    if self.share > 1:
+                        b.op(f"{COPY}.multicast::cluster", target, from_[at.unit_bytes * begin], at.unit_bytes, bell,
+                             self.everyone, pred=has)  # fmt: skip
+                    else:
+                        b.op(COPY, target, from_[at.unit_bytes * begin], at.unit_bytes, bell, pred=has)
+
+    def _of_rank(self, index: Reg, has: Reg) -> None:
+        """Units that this CTA brings to all of its cluster."""
+        b = self.b
+        rank = b.op("mov.u32", convert.scratch(b, "rank_of_units", "u32"), b.special("cluster_ctarank"))
+        turn = b.op("and.b32", convert.scratch(b, "unit_of_share", "u32"), index, self.share - 1)
+        b.op("setp.eq.and.u32", has, turn, rank, has)
+        self.everyone = b.op("mov.b16", convert.scratch(b, "whole_cluster", "b16"), (1 << self.share) - 1)
 
     def _without(self, index: Reg, has: Reg, bell: Addr) -> None:
         """Units that are zero have come."""

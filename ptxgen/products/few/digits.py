@@ -1,16 +1,22 @@
-"""Rows of x into units of bf16 digits: a thread has 16 columns of a row, four of each chunk of 64 columns."""
+"""Values into units of bf16 digits: 16 columns of a row a thread, four of each chunk, or four columns of a head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
+from ptxgen.idioms.threads import split
 from ptxgen.products.bytes import layout as bytes_layout
 from ptxgen.products.digits import split_digits
 from ptxgen.products.few import layout
-from ptxgen.weights.format import OWN
+from ptxgen.weights.format import CHUNK, OWN
+
+if TYPE_CHECKING:
+    from ptxgen.attention.decode.contract import Task
+    from ptxgen.attention.decode.place import Place
 
 
 class HalfDigits:
@@ -39,3 +45,35 @@ class HalfDigits:
             for i in range(self.digits):
                 place = (self.digits * pair + i) * layout.DIGIT_BYTES
                 convert.store_words(self.b, self.to, self.split[4 * i : 4 * i + 4], place)
+
+
+class ElementDigits:
+    """What attention makes of a token, `[n_heads, head_dim]`, as digits for the product behind it, four columns a call.
+    Tokens of a tile past the last are left as they are."""
+
+    def __init__(
+        self, digits: int, n_heads: int, head_dim: int, b: Builder, out: Reg, where: Place, task: Task
+    ) -> None:  # fmt: skip
+        self.b, self.digits = b, digits
+        assert where.sequence is not None
+        tile, token = split(b, "out_tile", "out_token", where.sequence, bytes_layout.TOKENS)
+        units = n_heads * head_dim // layout.UNIT
+        self.out = b.op("mad.wide.u32", out, tile, units * layout.unit_bytes(digits), out)
+        b.op("mad.wide.u32", out, token, 4 * layout.LANE_BYTES, out)
+        self.first = b.op("mul.lo.u32", "out_column", task.first_head, head_dim)
+        self.split = b.array("out_digit", "b32", 2 * digits)
+
+    def __call__(self, element: Reg, values: tuple[Reg, ...], exists: Reg | None) -> None:
+        """The digits of the four columns of an element of the CTA's heads; part of an open fragment."""
+        b = self.b
+        column = b.op("mad.lo.u32", "digit_column", element, OWN, self.first)
+        place, part = b.op("shr.u32", "digit_place", column, layout.PAIR.bit_length() - 1), b.reg("digit_part", "u32")
+        b.op("mul.lo.u32", place, place, self.digits * layout.DIGIT_BYTES)
+        for start, parts, nbytes in ((CHUNK, layout.PAIR // CHUNK, 2 * OWN), (OWN, CHUNK // OWN, layout.LANE_BYTES)):
+            b.op("bfe.u32", part, column, start.bit_length() - 1, parts.bit_length() - 1)
+            b.op("mad.lo.u32", place, part, nbytes, place)
+        to = b.op("mad.wide.u32", "digits_to", place, 1, self.out)
+        digits = [self.split[2 * i : 2 * i + 2] for i in range(self.digits)]
+        split_digits(b, values, digits)
+        for index, words in enumerate(digits):
+            convert.store_words(b, to, words, index * layout.DIGIT_BYTES, pred=exists)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("bf16",)
 SHAPE = Shape(16, 5)
+MOST_SHARED = 112 << 10  # bytes of tokens that two CTAs bring each other
 SHORT, OF_SHORT = 2048, Shape(16, 4)  # of rounded tokens of fewer columns
 
 
@@ -57,6 +58,11 @@ def best_split(units: int, parts: int, kind: WeightFormat, k: int, precision: st
     """CTAs that share k: the fewest that x fits for."""
     found = _shares(units, parts, kind, k, precision)
     return next((each.split for each in found if each.fits), found[-1].split)
+
+
+def best_share(runs: FewRuns) -> int:
+    """CTAs of a cluster that bring each other the tokens: two, where the tokens do not take most of shared memory."""
+    return 2 if runs.split == 1 and runs.ctas % 2 == 0 and runs.vector_bytes <= MOST_SHARED else 1
 
 
 def _shares(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> list[FewRuns]:

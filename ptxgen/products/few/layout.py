@@ -13,6 +13,7 @@ from ptxgen.dtypes import bf16
 from ptxgen.launch import Extent
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.digits import DIGITS as EXACT_DIGITS
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,9 +30,36 @@ def unit_bytes(digits: int) -> int:
     return UNIT // PAIR * digits * DIGIT_BYTES
 
 
-def shape(cols: int, digits: int) -> tuple[Extent, ...]:
-    """The array's shape for "rows" rows, of bf16."""
-    return (f"ceil_div(rows, {TOKENS})", -(-cols // UNIT), unit_bytes(digits) // bf16.bytes)
+def shape(cols: int, digits: int, rows: str = "rows") -> tuple[Extent, ...]:
+    """The array's shape for so many rows, a capacity's name, of bf16."""
+    return (f"ceil_div({rows}, {TOKENS})", -(-cols // UNIT), unit_bytes(digits) // bf16.bytes)
+
+
+def has_row(shape: tuple[int, ...], rows: int, digits: int) -> np.ndarray:
+    """Which elements of a packed array are of the first rows."""
+    import numpy as np
+
+    tiles, units = shape[:2]
+    first = (np.arange(tiles * TOKENS) < rows).reshape(tiles, 1, 1, 1, TOKENS, 1)
+    lanes = (tiles, units, UNIT // PAIR, digits, TOKENS, LANE_BYTES // bf16.bytes * PAIR // 8)
+    return np.broadcast_to(first, lanes).reshape(shape)
+
+
+def squares_shape(cols: int) -> tuple[Extent, ...]:
+    """Of the sums of squares beside rows times a norm's weights, f32 `[tile, token, 16 columns]`."""
+    return (f"ceil_div(rows, {TOKENS})", TOKENS, cols // TILE_ROWS)
+
+
+def squares(x: np.ndarray) -> np.ndarray:
+    """Of f32 `[rows, cols]`; tokens past the last are zero."""
+    import numpy as np
+
+    rows, cols = x.shape
+    tiles = -(-rows // TOKENS)
+    padded = np.zeros((tiles * TOKENS, cols), np.float64)
+    padded[:rows] = x
+    found = (padded.reshape(tiles, TOKENS, cols // TILE_ROWS, TILE_ROWS) ** 2).sum(3)
+    return np.asarray(found.astype(np.float32))
 
 
 def pack(x: np.ndarray, digits: int) -> np.ndarray:

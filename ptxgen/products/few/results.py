@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
-from ptxgen.builder.values import Reg
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.bytes.layout import TOKENS
-from ptxgen.products.bytes.results import TokenResults
+from ptxgen.products.bytes.results import EarlyResults, TokenResults
 from ptxgen.products.few import layout
 from ptxgen.products.few.geometry import FewRuns
-from ptxgen.weights.format import CHUNK, OWN
+from ptxgen.products.product import Tokens
+from ptxgen.products.weighted import Surrounded
+from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS
 
 HALF_BYTES = OWN * bf16.bytes  # of a lane's columns of a chunk
+ROW_OF_TILE = (8, 4, 2, 1)  # distances of the lanes that have the results of a token in a record
+
+
+class TokenDigits:
+    """The digits of a result, column `out_row` of a token, in the parameter `param`, `cols` columns wide."""
+
+    def __init__(self, b: Builder, param: str, cols: int, digits: int) -> None:
+        self.b, self.param, self.cols, self.digits = b, param, cols, digits
+
+    def locate(self, tokens: Tokens, token: Reg, out_row: Reg) -> None:
+        """Where they go; part of an open fragment."""
+        b = self.b
+        tile = b.op("shr.u32", "out_tile", tokens.first, TOKENS.bit_length() - 1)
+        place, part = b.op("shr.u32", "out_pair", out_row, layout.PAIR.bit_length() - 1), b.reg("out_part", "u32")
+        b.op("mul.lo.u32", place, place, self.digits * layout.DIGIT_BYTES)
+        b.op("mad.lo.u32", place, token, 4 * layout.LANE_BYTES, place)
+        for name, start, bits, nbytes in (
+            ("lane", OWN, CHUNK // OWN, layout.LANE_BYTES),
+            ("chunk", CHUNK, layout.PAIR // CHUNK, HALF_BYTES),
+            ("column", 1, OWN, bf16.bytes),
+        ):
+            b.note(f"the {name}")
+            b.op("bfe.u32", part, out_row, start.bit_length() - 1, bits.bit_length() - 1)
+            b.op("mad.lo.u32", place, part, nbytes, place)
+        units = -(-self.cols // layout.UNIT)
+        at = f"{self.param}_at"
+        self.at = b.op("mad.wide.u32", at, tile, units * layout.unit_bytes(self.digits), b.ld_param(self.param))
+        b.op("mad.wide.u32", self.at, place, 1, self.at)
+
+    def store(self, value: Reg) -> None:
+        """Split the value, which is lost, and store its digits; part of an open fragment."""
+        b = self.b
+        word, back = convert.scratch(b, "digit_word", "b32"), convert.scratch_array(b, "digit_back", "f32", 2).regs
+        for digit in range(self.digits):
+            convert.pack(b, (word,), (value, value), bf16)
+            b.op("st.global.b16", self.at[digit * layout.DIGIT_BYTES], word)
+            if digit + 1 < self.digits:
+                convert.unpack(b, back, (word,), bf16)
+                b.op("sub.f32", value, value, back[0])
 
 
 class HalfResults(TokenResults):
@@ -26,29 +69,71 @@ class HalfResults(TokenResults):
         token = b.op("add.u32", "out_token", self.tokens.first, self.token)
         self.exists = b.op("setp.lt.u32", "token_exists", token, self.tokens.rows)
         b.op("setp.lt.and.u32", inside, self.tokens.first, self.tokens.rows, inside)
-        tile = b.op("shr.u32", "out_tile", self.tokens.first, TOKENS.bit_length() - 1)
-        place, part = b.op("shr.u32", "out_pair", out_row, layout.PAIR.bit_length() - 1), b.reg("out_part", "u32")
-        b.op("mul.lo.u32", place, place, self.at.digits * layout.DIGIT_BYTES)
-        b.op("mad.lo.u32", place, self.token, 4 * layout.LANE_BYTES, place)
-        for name, start, bits, nbytes in (
-            ("lane", OWN, CHUNK // OWN, layout.LANE_BYTES),
-            ("chunk", CHUNK, layout.PAIR // CHUNK, HALF_BYTES),
-            ("column", 1, OWN, bf16.bytes),
-        ):
-            b.note(f"the {name}")
-            b.op("bfe.u32", part, out_row, start.bit_length() - 1, bits.bit_length() - 1)
-            b.op("mad.lo.u32", place, part, nbytes, place)
-        units = -(-spec.n // layout.UNIT)
-        self.out = b.op("mad.wide.u32", "out_at", tile, units * layout.unit_bytes(self.at.digits), b.ld_param("out"))
-        b.op("mad.wide.u32", self.out, place, 1, self.out)
+        self.packed = TokenDigits(b, "out", spec.n, self.at.digits)
+        self.packed.locate(self.tokens, self.token, out_row)
 
     def store(self, out_row: Reg) -> None:
         b, result = self.b, self.surround(out_row)
         b.op("selp.f32", result, result, 0.0, self.exists)
-        word, back = convert.scratch(b, "digit_word", "b32"), convert.scratch_array(b, "digit_back", "f32", 2).regs
-        for digit in range(self.at.digits):
-            convert.pack(b, (word,), (result, result), bf16)
-            b.op("st.global.b16", self.out[digit * layout.DIGIT_BYTES], word)
-            if digit + 1 < self.at.digits:
-                convert.unpack(b, back, (word,), bf16)
-                b.op("sub.f32", result, result, back[0])
+        self.packed.store(result)
+
+
+class NormedResults(EarlyResults):
+    """Rows of a residual stream, and beside them what a product needs that norms them: the digits of the rows times the
+    norm's weights, as `HalfResults` are, and the sums of squares of every 16 columns."""
+
+    at: FewRuns
+
+    def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, norm_offset: float) -> None:
+        super().__init__(b, spec, at, memory)
+        self.norm_offset = norm_offset
+
+    def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
+        b, spec = self.b, self.spec
+        assert self.tokens is not None
+        assert self.token is not None
+        token = b.op("add.u32", f"{name}_out_token", self.tokens.first, self.token)
+        exists = b.op("setp.lt.and.u32", f"{name}_token_exists", token, self.tokens.rows, self.inside)
+        out = b.op("mad.wide.u32", f"{name}_out", token, 4 * spec.n, self.param("out"))
+        b.op("mad.wide.u32", out, self.out_row, 4, out)
+        gain = b.op("mad.wide.u32", f"{name}_gain", self.out_row, 4, self.param("norm_weight"))
+        return {"before": (out, exists), "gain": (gain, self.inside)}
+
+    def read(self, name: str) -> None:
+        b, found = self.b, self.sources(name)
+        self.out, self.exists = found["before"]
+        self.before, self.gain = b.op("mov.f32", "before", 0.0), b.op("mov.f32", "gain", 0.0)
+        b.op("ld.global.f32", self.before, self.out[0], pred=self.exists)
+        gain, inside = found["gain"]
+        b.op("ld.global.nc.f32", self.gain, gain[0], pred=inside)
+
+    def place(self, out_row: Reg, inside: Reg) -> None:
+        """With the sum of squares of the record's rows of the token, which takes all lanes."""
+        b, spec = self.b, self.spec
+        assert self.tokens is not None
+        assert self.token is not None
+        if not self.early:
+            self.read("late")
+        assert self.before is not None
+        b.op("setp.lt.and.u32", inside, self.tokens.first, self.tokens.rows, inside)
+        self.result_value = result = self.surround(out_row)
+        b.op("add.f32", result, result, self.before)
+        self.value = b.op("selp.f32", "normed_value", result, 0.0, self.exists)
+        self.square = b.op("mul.f32", "square", self.value, self.value)
+        over_lanes(b, "add.f32", self.square, ROW_OF_TILE)
+        self.packed = TokenDigits(b, "digits", spec.n, self.at.digits)
+        self.packed.locate(self.tokens, self.token, out_row)
+        record = b.op("shr.u32", "out_record", out_row, TILE_ROWS.bit_length() - 1)
+        row = b.op("add.u32", "square_row", self.tokens.first, self.token)
+        b.op("mad.lo.u32", record, row, spec.n // TILE_ROWS, record)
+        self.squares_at = b.op("mad.wide.u32", "squares_at", record, 4, b.ld_param("out_squares"))
+        self.leads = b.op("setp.eq.u32", "leads_record", self.row, 0)
+
+    def store(self, out_row: Reg) -> None:
+        b = self.b
+        b.op("st.global.f32", self.out[0], self.result_value, pred=self.exists)
+        b.op("st.global.f32", self.squares_at[0], self.square, pred=self.leads)
+        if self.norm_offset:
+            b.op("add.f32", self.gain, self.gain, self.norm_offset)
+        b.op("mul.f32", self.value, self.value, self.gain)
+        self.packed.store(self.value)

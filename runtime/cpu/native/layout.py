@@ -68,7 +68,7 @@ DOUBT = _offsets("pointer:8 address:8 extra:8 n:8 site:4 kind:4 mask:4 row:4 old
 DOUBTS = 1024
 GANG = _offsets(
     "launch:8 thread:8 ctas:8 count:4 rounds:4 index:8 id_x:4 id_y:4 id_z:4 random:4 ext:184 "
-    "turn:4 shift:4 ran:4 moved:4 alive:4 spins:4 cluster_arrived:4 cluster_phase:4"
+    "turn:4 shift:4 ran:4 moved:4 alive:4 spins:4 cluster_arrived:4 cluster_phase:4 patience:4 pad:4"
 )
 CTA = _offsets(
     "launch:8 thread:8 gang:8 shared:8 shared_bytes:8 warps:8 id_x:4 id_y:4 id_z:4 rank:4 warp_count:4 threads:4 "

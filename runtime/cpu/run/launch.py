@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MORE_SECONDS = 10.0  # behind the first finding of a launch in check mode, in which more are looked for
 _LOOK_SECONDS = 0.5  # from one look at the time and at signals to the next, of a launch over several threads
-BUDGET = 1 << 10  # backward branches of a warp before others get a turn
+BUDGET = 1 << 6  # backward branches of a warp before others get a turn
 _SHUFFLED = 1 << 20  # gangs that one drawn order covers; larger grids repeat it
 
 

@@ -28,7 +28,9 @@ from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.next_block import in_random_order
 from ptxgen.runtime.cpu.support.parking import for_each_warp, reset_barrier
 
-SPIN_TURNS = 16  # rounds of a gang in which warps only used up their budget, before Python looks at it
+# Rounds of a gang in which warps only used up their budget, before others have their turn and Python looks at it: few
+# where what it waits for comes soon, twice as many each time that it has not come
+LEAST_SPINS, MOST_SPINS = 4, 256
 MOST_ROUNDS = 8  # that a gang has at first in random mode before others have theirs: a power of two
 FIRST_ROUNDS = 1 << 14  # that a gang has at first in the other modes: one that waits through barriers gives way
 LATER_ROUNDS = 1 << 10  # that a gang has whenever it goes on, in every mode
@@ -52,6 +54,7 @@ def _start() -> str:
     c.store("i64", "%index", "%gang", GANG["index"])
     c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
     c.store("i32", FIRST_ROUNDS, "%gang", GANG["rounds"])
+    c.store("i32", LEAST_SPINS, "%gang", GANG["patience"])
     c.store("i32", c.load("i32", launch, LAUNCH["random"]), "%gang", GANG["random"])
     with c.if_(in_random_order(c, "%gang")):
         rounds = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, {MOST_ROUNDS - 1}")
@@ -209,10 +212,15 @@ def _end_round(c: Code, randomly: str) -> None:
         c.ret(f"i32 {PARKED}", when=c("call i1 @stuck(ptr %gang)"))
     idle = c(f"icmp eq i32 {c.load('i32', '%gang', GANG['moved'])}, 0")
     spun = c(f"add i32 {c.load('i32', '%gang', GANG['spins'])}, 1")
-    enough = c(f"and i1 {idle}, {c(f'icmp uge i32 {spun}, {SPIN_TURNS}')}")
+    patience = c.load("i32", "%gang", GANG["patience"])
+    enough = c(f"and i1 {idle}, {c(f'icmp uge i32 {spun}, {patience}')}")
     goes_on = c(f"and i1 {idle}, {c(f'xor i1 {enough}, true')}")
     c.store("i32", c(f"select i1 {goes_on}, i32 {spun}, i32 0"), "%gang", GANG["spins"])
+    c.store("i32", c(f"select i1 {idle}, i32 {patience}, i32 {LEAST_SPINS}"), "%gang", GANG["patience"])
     with c.if_(enough, likely=False):
+        most = c(f"icmp uge i32 {patience}, {MOST_SPINS}")
+        twice = c(f"select i1 {most}, i32 {patience}, i32 {c(f'shl i32 {patience}, 1')}")
+        c.store("i32", twice, "%gang", GANG["patience"])
         with c.if_(CHECKING):
             c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
         c.ret(f"i32 {YIELDED}", when="true")

@@ -368,31 +368,35 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
         assert found == dict.fromkeys(range(3), want)
 
 
-@pytest.mark.parametrize("mode", ["check", "random"])
-@pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_few_sequences_as_bf16_digits(mode: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 3 sequences, of whose products all but that of the heads' outputs read digits: exact ones have the
-    float64 model's tokens, rounded ones its first."""
-    monkeypatch.setattr("ptxgen.models.products.LARGE", 0)
-    monkeypatch.setattr("ptxgen.models.products.HALVES_FROM_WEIGHTS", {"exact": 0, "fast": 0})
+@pytest.mark.parametrize(
+    ("slots", "mode", "precision"),
+    [
+        (2, "random", "exact"), (3, "check", "exact"), (3, "check", "fast"), (8, "check", "exact"),
+        (8, "random", "fast"), (9, "random", "exact"),
+    ],
+)  # fmt: skip
+def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str) -> None:
+    """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
+    the float64 model's tokens, rounded ones its first."""
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
     file = ArrayFile(spec, random_weights(spec), "bf16")
     model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
-    batch = model.batch(slots=3)
+    batch = model.batch(slots=slots)
     batch.cache.zero()  # rows past a length are loaded early
-    kinds = {op.role: op.spec.kernel_name for op in batch._step.program.ops}
-    assert {kinds[role] for role in ("qkv", "gate_up", "down_proj", "lm_head")} == {"digit_gemm"}
-    assert "down_proj.digits" not in kinds
+    kernels = [(op.role, op.spec.kernel_name) for op in batch._step.program.ops if op.layer == 1]
+    if slots <= 8:
+        products = [(role, "digit_gemm") for role in ("o_proj", "gate_up", "down_proj")]
+        assert kernels == [("qkv_append", "digit_qkv_append"), ("attention", "incremental_attention"), *products]
     want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
-    slots = [batch.join(PROMPT) for _ in range(3)]
-    found = {slot: [token] for slot, token in slots}
+    joined = [batch.join(PROMPT) for _ in range(slots)]
+    found = {slot: [token] for slot, token in joined}
     for _ in range(N_TOKENS - 1):
         for slot, token in batch.step().items():
             found[slot].append(token)
     if precision == "exact":
-        assert found == dict.fromkeys(range(3), want)
+        assert found == dict.fromkeys(range(slots), want)
     else:
-        assert [tokens[0] for tokens in found.values()] == want[:1] * 3
+        assert [tokens[0] for tokens in found.values()] == want[:1] * slots
 
 
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
@@ -20,6 +21,9 @@ from ptxgen.attention.variant import V_SCALE
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 
+# What writes the output: told its address and the CTA's place, it gives what writes four elements.
+Outlet = Callable[[Builder, Reg, Place, Task], finish.Keep]
+
 
 class Walk(NamedTuple):
     """Fragments: the thread's first element of what its CTA merges, and its next."""
@@ -29,9 +33,11 @@ class Walk(NamedTuple):
 
 
 def build_merges(
-    b: Builder, attention: Attention, plan: Plan, where: Place, task: Task, arena: Shared, *, lse: bool, sinks: bool
-) -> None:
-    """Build the fragments of every merge of the plan, and of the output (`out`, `lse`, `sinks` are parameters)."""
+    b: Builder, attention: Attention, plan: Plan, where: Place, task: Task, arena: Shared, *, lse: bool, sinks: bool,
+    outlet: Outlet | None = None,
+) -> None:  # fmt: skip
+    """Build the fragments of every merge of the plan, and of the output (`out`, `lse`, `sinks` are parameters).
+    `outlet`: what writes the output, where that is not rows of heads."""
     elements = Elements(b, plan.shape.heads, attention.problem.v_dim, plan.shape.threads, task.tid)
     merged = partial(b, "merged")
     with b.fragment("warps_start") as first:
@@ -46,7 +52,7 @@ def build_merges(
         exchange, walk = _cluster(b, plan, elements, merged)
     else:
         b.without("exchange_prepare")
-    rows = _output_rows(b, attention, where, task, lse=lse, sinks=sinks)
+    rows = _output_rows(b, attention, where, task, lse=lse, sinks=sinks, outlet=outlet)
     with b.fragment("finish", "values over their sum to out"):
         exists = None
         if task.heads_left is not None:
@@ -55,7 +61,7 @@ def build_merges(
             finish.apply_sink(b, elements, merged, rows.sinks, exists)
         if rows.lse is not None:
             finish.store_lse(b, elements, merged, rows.lse, exists)
-        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows.out, exists, rows.scale)
+        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows.out, exists, rows.scale, rows.keep)
     if plan.split:
         _splits(b, plan, where, elements, merged, exchange, walk)
     else:
@@ -69,9 +75,12 @@ class OutputRows(NamedTuple):
     lse: Reg | None
     sinks: Reg | None
     scale: Reg | None  # of the KV head's values: the f32 itself
+    keep: finish.Keep | None = None
 
 
-def _output_rows(b: Builder, attention: Attention, where: Place, task: Task, *, lse: bool, sinks: bool) -> OutputRows:
+def _output_rows(
+    b: Builder, attention: Attention, where: Place, task: Task, *, lse: bool, sinks: bool, outlet: Outlet | None
+) -> OutputRows:
     """Fragment `output_rows`."""
 
     def row(name: str, index: Reg, nbytes: int) -> Reg:
@@ -84,11 +93,13 @@ def _output_rows(b: Builder, attention: Attention, where: Place, task: Task, *, 
         return loaded
 
     with b.fragment("output_rows", "the output rows of the KV head"):
+        out = b.ld_param("out") if outlet else row("out", where.query_index, attention.problem.output_bytes)
         return OutputRows(
-            row("out", where.query_index, attention.problem.output_bytes),
+            out,
             row("lse", where.query_index, 4) if lse else None,
             row("sinks", task.first_head, 4) if sinks else None,
             scale() if attention.variant.head_scales else None,
+            outlet(b, out, where, task) if outlet else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ptxgen.attention.decode.merge.cta import Elements, Partial
 from ptxgen.attention.variant import take_sink
@@ -10,6 +11,9 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
+
+# What becomes of four outputs of the CTA's heads: the number of their element, and whether they exist.
+Keep = Callable[[Reg, tuple[Reg, ...], Reg | None], None]
 
 
 def apply_sink(b: Builder, elements: Elements, part: Partial, sinks: Reg, exists: Reg | None) -> None:
@@ -21,19 +25,24 @@ def apply_sink(b: Builder, elements: Elements, part: Partial, sinks: Reg, exists
 
 
 def store_output(
-    b: Builder, elements: Elements, part: Partial, dtype: DType, rows: Reg, exists: Reg | None, scale: Reg | None = None
-) -> None:
+    b: Builder, elements: Elements, part: Partial, dtype: DType, rows: Reg, exists: Reg | None,
+    scale: Reg | None = None, keep: Keep | None = None,
+) -> None:  # fmt: skip
     """Write values / sum, times the values' `scale` where they have one; a softmax over nothing gives zeros. `rows`:
-    address of the CTA's first head in the output."""
+    address of the CTA's first head in the output. `keep` writes them otherwise."""
     inverse = b.op("rcp.approx.ftz.f32", "output_inverse", part.total)
     nothing = b.op("setp.eq.f32", "output_nothing", part.total, 0.0)
     b.op("selp.f32", inverse, 0.0, inverse, nothing)
     if scale is not None:
         b.op("mul.f32", inverse, inverse, scale)
-    place = b.op("mad.wide.u32", "output_place", elements.element, 4 * dtype.bytes, rows)
+    place = None if keep else b.op("mad.wide.u32", "output_place", elements.element, 4 * dtype.bytes, rows)
     values = b.array("output", "f32", 4).regs
     for value, term in zip(values, part.values, strict=True):
         b.op("mul.f32", value, term, inverse)
+    if keep is not None:
+        keep(elements.element, values, exists)
+        return
+    assert place is not None
     if dtype.name == "f32":
         b.op("st.global.v4.f32", place[0], values, pred=exists)
         return

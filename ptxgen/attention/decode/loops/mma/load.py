@@ -120,6 +120,27 @@ class Loader:
             self.row_guards[kind] = [*guards]
         return is_newest
 
+    def find_newest_tile(self) -> None:
+        """The number of the tile that holds the newest position; which of the tiles ahead it is (0: none so far)."""
+        b = self.b
+        self.newest_tile = b.op("sub.s32", "newest_tile", self.task.tile_end, 1)
+        self.newest_ahead = b.op("mov.u32", "newest_ahead", 0)
+
+    def older_tile(self, number: int) -> None:
+        """Move on to the warp's tile of this number. `%tile_is_older`: it lies before that of the newest position, and
+        all its rows are there. The newest position's is the warp's last, so that pointers stay at it."""
+        b, tiles = self.b, self.tiles
+        self.row_guards = {}
+        tiles.advance()
+        b.op("setp.lt.s32", scratch(b, "tile_is_older", "pred"), tiles.next, self.newest_tile)
+        held = b.op("setp.eq.s32", scratch(b, "tile_is_held", "pred"), tiles.next, self.newest_tile)
+        b.op("mov.u32", self.newest_ahead, number, pred=held)
+
+    def is_held(self, number: int) -> Reg:
+        """Whether the newest position is in the tile of this number."""
+        held: Reg = self.b.op("setp.eq.u32", scratch(self.b, "tile_is_held", "pred"), self.newest_ahead, number)
+        return held
+
     def all_rows(self) -> None:
         """From here on every row below the length is loaded as usual."""
         self.row_guards = {}

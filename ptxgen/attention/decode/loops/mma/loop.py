@@ -19,7 +19,7 @@ from ptxgen.attention.decode.loops.mma.stages import ALIGN, MBARRIER_BYTES, Stag
 from ptxgen.attention.decode.loops.mma.step import Step
 from ptxgen.attention.decode.loops.mma.store import Store, spread_of
 from ptxgen.builder import Builder, Fragment
-from ptxgen.builder.values import Shared
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.lines.words import counted
 from ptxgen.targets import Target
@@ -38,6 +38,15 @@ class Ahead(NamedTuple):
 
     name: str
     move: Fragment
+    loads: Fragment
+
+
+class Held(NamedTuple):
+    """A tile that may hold the newest position, which is loaded behind the wait: whether it does, and its loads."""
+
+    name: str
+    find: Fragment
+    holds: Reg
     loads: Fragment
 
 
@@ -227,17 +236,24 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
     with b.fragment("kv_first_tile", "load the first tile"):
         for position in range(min(ring.depth, units)):
             loader.issue(position, sure=True)
+    deep = task.late_newest and not once and ring.unroll > 1 and not loader.tiles.from_lanes
     if task.late_newest:
         with b.fragment("kv_newest"):
-            loader.newest_row()
+            is_newest = loader.newest_row()
         for name, load in (("kv_prefetch_newest", PREFETCH), ("kv_load_newest", FRESH_LOAD)):
             with b.fragment(name):
                 for position in range(min(ring.depth, units)):
                     loader.issue(position, load)
+        if deep:
+            _older_loads(b, ring, loader, is_newest)
         with b.fragment("kv_all_rows"):
             loader.all_rows()
+        if deep:
+            _held_loads(b, ring, loader)
+            return
     else:
         b.without("kv_newest")
+    b.without("kv_older", "kv_held")
     if once:
         return
     with b.fragment("kv_strides"):
@@ -251,6 +267,37 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
                 loader.issue(position, sure=True)
         ahead.append(Ahead(f"ahead_{tile}", move, loads))
     b.expose(kv_ahead=tuple(ahead))
+
+
+def _older_loads(b: Builder, ring: Ring, loader: Loader, is_newest: Reg) -> None:
+    """The tiles in flight behind the first, before the wait for the kernel ahead: up to that of the newest position."""
+    units = len(ring.units)
+    with b.fragment("kv_strides"):
+        loader.tiles.find_steps()
+        loader.find_newest_tile()
+        b.op("not.pred", "tile_before_newest", is_newest)
+    older = []
+    for tile in range(1, ring.unroll):
+        with b.fragment(f"kv_older_{tile}") as move:
+            loader.older_tile(tile)
+        with b.fragment(f"kv_ahead_{tile}", "load a tile ahead of its turn") as loads:
+            for position in range(tile * units, (tile + 1) * units):
+                loader.issue(position, sure=True)
+        older.append(Ahead(f"ahead_{tile}", move, loads))
+    b.expose(kv_older=tuple(older), kv_ahead=())
+
+
+def _held_loads(b: Builder, ring: Ring, loader: Loader) -> None:
+    """Behind the wait: the tile of the newest position, if it is one of those."""
+    units, held = len(ring.units), []
+    for tile in range(1, ring.unroll):
+        with b.fragment(f"kv_find_held_{tile}") as find:
+            holds = loader.is_held(tile)
+        with b.fragment(f"kv_held_{tile}", "load the tile of the newest position") as loads:
+            for position in range(tile * units, (tile + 1) * units):
+                loader.issue(position, sure=True)
+        held.append(Held(f"held_{tile}", find, holds, loads))
+    b.expose(kv_held=tuple(held))
 
 
 def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> str:

@@ -1,0 +1,150 @@
+"""Queries, keys and values of a few tokens in one launch: the products, the rotation, and the append to the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ptxgen import lengths, rules
+from ptxgen.dtypes import DType, f32
+from ptxgen.idioms import kv_cache
+from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.kernel import KernelType, Spread, kernel_type
+from ptxgen.kernels.digit_gemm import DigitGemm
+from ptxgen.kernels.qkv_append import KV_DTYPES
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.products.few import geometry as few
+from ptxgen.products.few.heads import TokenHeads
+from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
+from ptxgen.spec.fields import field
+from ptxgen.spec.legality import draft
+from ptxgen.weights.format import TILE_ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+
+@kernel_type
+class DigitQkvAppend(KernelType):
+    """q = rotated, and the rotated k, and v, appended to every KV head's caches: heads of weight · x, for a few tokens,
+    each of a sequence of its own.
+
+    x is bf16 digits as DigitGemm reads them, weight bf16 packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q,
+    then of k, then of v; norm, bias, `split`, `share` and precision are DigitGemm's. q f32 `[rows, n_heads, head_dim]`;
+    caches, positions `[rows]` and pages as `KvCacheScatter` has them. The first `rotary_dim` elements of a head of q
+    and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm". A token whose position is outside the
+    cache writes nothing.
+
+    `k`: inputs. `norm`: "" or "rms", which is divided out of the results. `eps`: added to the mean square. `precision`:
+    exact or fast, three digits of a number or one.
+    """
+
+    max_len: int = field(like=CAPACITY)
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    k: int = field(draws=(256, 512))
+    kv_dtype: DType = f32
+    norm: str = ""
+    eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
+    bias: bool = field(default=False, doc="a vector is added to every row")
+    rope: ClassVar[Spread] = ROPE_FIELDS
+    precise: bool = field(default=False, like=PRECISE)
+    split: int = field(default=1, draws=(1, 2), doc="CTAs that share k and add up their sums")
+    precision: str = "exact"
+    programmatic: bool = False
+    page_size: int = field(default=0, like=PAGE_SIZE)
+    page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
+    ring: int = field(default=0, like=RING_ROWS)
+    share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
+    holds: bool = field(default=False, doc="the next kernel starts when this one has ended, programmatic or not")
+
+    sizes = {"rows": 3, "n_rows": -1, "pages": 8, "position": -1}  # -1: all, and one at random
+    lowest_target = "sm_90"
+    golden_targets = ("sm_90",)
+    golden_lines = 1350  # the tiles of a run stand out one by one
+    goldens = (
+        dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, norm="rms", programmatic=True),
+        dict(
+            max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=512, kv_dtype="f16", rotary_dim=16, bias=True,
+            split=2, page_size=16, precision="fast", programmatic=True, holds=True,
+        ),
+    )  # fmt: skip
+
+    # what a cache's idioms and a rotation ask of a spec
+    batched, indirect, style = True, False, "norm"
+
+    def rules(self) -> Iterator[str]:
+        yield from kv_cache.cache_rules(self, KV_DTYPES)
+        yield from rules.multiple_of("head_dim", self.head_dim, TILE_ROWS, TILE_ROWS, 512)
+        yield from rules.between("n_heads", self.n_heads, 1, 1024)
+        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        yield from self.rotation.rules()
+        product: type[KernelType] = DigitGemm
+        yield from draft(product, self._product_fields())[1]
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from self.product.target_rules(target)
+
+    @property
+    def n(self) -> int:
+        """Rows of the weights."""
+        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    def _product_fields(self) -> dict[str, Any]:
+        names = ("k", "norm", "eps", "bias", "split", "precision", "programmatic", "share")
+        return {"n": self.n, "weights": few.FORMATS[0], **{name: getattr(self, name) for name in names}}
+
+    @property
+    def product(self) -> DigitGemm:
+        """The product alone."""
+        return DigitGemm(**self._product_fields())
+
+    @property
+    def rotation(self) -> rotary.Rotation:
+        """Which elements rotate, by which angles."""
+        return rotary.Rotation.of(self)
+
+    def params(self) -> tuple[Param, ...]:
+        q = buffer("q", f32, "rows", self.n_heads, self.head_dim, access="out", align=4)
+        given = [param for param in self.product.params() if param.name != "out"]
+        return (*given, q, *kv_cache.cache_params(self), kv_cache.position_param(True, False))
+
+    def launch(self, target: Target) -> Launch:
+        return self.product.launch(target)
+
+    def template(self, target: Target) -> str:
+        return self.product.template(target)
+
+    def build(self, b: Builder) -> None:
+        product = self.product
+        b.expose(spec=product)
+        product.build_with(b, partial(TokenHeads, heads=self), releases=not self.holds)
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        written = lengths.written_rows(self.max_len, True, sizes, self.ring)
+        return {**super().ranges(sizes), **written, "n_rows": (0, sizes["rows"])}
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        return {**self.product.given(rng, sizes), **kv_cache.given(self, rng, sizes)}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        out = {name: a[name].copy() for name in ("q", "k_cache", "v_cache")}
+        names = ("x", "weight", "squares", "bias", "n_rows")
+        rows = np.zeros((len(a["positions"]), self.n), np.float32)
+        made = self.product.reference(out=rows, **{name: a[name] for name in names if name in a})["out"]
+        q, k, v = np.split(made.reshape(len(rows), -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
+        positions = np.where(np.arange(len(rows)) < int(np.ravel(a["n_rows"])[0]), a["positions"], -1).astype(np.int64)
+        kv_cache.append_rows(self, out, {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}, positions, a)
+        inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
+        rotated = rotary.rotate_rows(self.rotation, q, positions).astype(np.float32)
+        return {**out, "q": np.where(inside, rotated, a["q"])}

@@ -1,0 +1,62 @@
+"""Results of several tokens, each of a sequence of its own, that are heads of q, k and v."""
+
+from __future__ import annotations
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, Shared
+from ptxgen.idioms.threads import split
+from ptxgen.products.bytes.results import EarlyResults
+from ptxgen.products.few.geometry import FewRuns
+from ptxgen.products.heads import Heads, HeadsEpilogue
+from ptxgen.products.weighted import Surrounded
+
+
+class TokenHeads(HeadsEpilogue, EarlyResults):
+    """`HeadsEpilogue` of every token, at its own position; a token without a position in the cache writes nothing."""
+
+    def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, heads: Heads) -> None:
+        EarlyResults.__init__(self, b, spec, at, memory)
+        self.set_heads(heads)
+
+    def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
+        b, rotation = self.b, self.heads.rotation
+        _, pair = split(b, f"{name}_head", f"{name}_pair", self.out_row, rotation.head_dim)
+        rotates = b.op("setp.lt.and.u32", f"{name}_rotates", pair, rotation.rotary_dim, self.inside)
+        b.op("shr.u32", pair, pair, 1)
+        turn = b.op("mov.u64", f"{name}_turn", self.pair_turns)
+        b.op("mad.wide.u32", turn, pair, 8, turn)
+        found = {"turn": (turn, rotates), "position": self._position(name)}
+        if self.spec.bias:
+            bias = b.ld_param("bias", f"{name}_bias")
+            found["bias"] = (b.op("mad.wide.u32", bias, self.out_row, 4, bias), self.inside)
+        return found
+
+    def _position(self, name: str) -> tuple[Reg, Reg]:
+        """Where the token's position is, and whether there is one."""
+        b = self.b
+        assert self.tokens is not None
+        assert self.token is not None
+        self.whole_token = b.op("add.u32", f"{name}_token_of_all", self.tokens.first, self.token)
+        exists = b.op("setp.lt.and.u32", f"{name}_has_position", self.whole_token, self.tokens.rows, self.inside)
+        at = b.ld_param("positions", f"{name}_position")
+        return b.op("mad.wide.u32", at, self.whole_token, 4, at), exists
+
+    def read(self, name: str) -> None:
+        self._prepare(self.out_row)
+
+    def _prepare(self, out_row: Reg) -> None:
+        b = self.b
+        at, exists = self._position("own")
+        self.position = b.op("mov.s32", "row_position", -1)
+        b.op("ld.global.s32", self.position, at[0], pred=exists)
+        super()._prepare(out_row)
+
+    def query_row(self) -> Reg:
+        b, heads = self.b, self.heads
+        query = b.ld_param("q")
+        wide: Reg = b.op("mad.wide.u32", query, self.whole_token, 4 * heads.n_heads * heads.head_dim, query)
+        return wide
+
+    def sequence(self) -> Reg:
+        whole: Reg = self.whole_token
+        return whole

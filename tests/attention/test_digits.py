@@ -1,0 +1,66 @@
+"""Decode attention whose results are bf16 digits, as a product of a few tokens reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import SpecError
+from ptxgen.dtypes import bf16
+from ptxgen.kernels import IncrementalAttention
+from ptxgen.products.few import layout
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.tools.trial import trial
+
+SHAPE: dict[str, Any] = {"max_len": 200, "head_dim": 64, "n_heads": 4, "n_kv_heads": 2, "kv_dtype": "f16"}
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("halves", [1, 3])
+@pytest.mark.parametrize(
+    ("batch", "fields"),
+    [
+        (3, {}),
+        (8, {"programmatic": True, "n_heads": 8, "max_len": 500}),
+        (2, {"head_dim": 80, "kv_dtype": "f32", "n_kv_heads": 1}),
+        (5, {"page_size": 16, "kv_dtype": "s8"}),
+        (9, {"ring": 64, "window": 40, "n_heads": 6}),
+    ],
+    ids=str,
+)
+def test_every_loop_and_cache(mode: str, halves: int, batch: int, fields: dict[str, Any]) -> None:
+    spec = IncrementalAttention(**{**SHAPE, **fields}, batched=True, halves=halves)
+    trial(spec, CpuDevice(mode=mode), target="sm_90", batch=batch).require()
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_digits_are_those_of_the_rows(device: Device, target: str) -> None:
+    """Three of them add up to the row that is not packed, to the bit; one is the row rounded."""
+    rows = IncrementalAttention(**SHAPE, batched=True)
+    given = rows.example(np.random.default_rng(2), batch=5)
+    del given["out"]
+    out = trial(rows, device, target=target, arguments=given, batch=5).require().outputs["out"].reshape(5, -1)
+    for halves, want in ((3, out), (1, out.astype(bf16.numpy).astype(np.float32))):
+        spec = IncrementalAttention(**SHAPE, batched=True, halves=halves)
+        packed = trial(spec, device, target=target, arguments=given, batch=5).require().outputs["out"]
+        assert (layout.unpack(packed, 5, 256, halves) == want).all()
+
+
+def test_rows_of_a_tile_that_no_sequence_has_are_left_as_they_are() -> None:
+    spec = IncrementalAttention(**SHAPE, batched=True, halves=1)
+    out = trial(spec, CpuDevice(mode="check"), target="sm_90", batch=3).require().outputs["out"]
+    whole = layout.unpack(out, 8, 256, 1)
+    assert np.isnan(whole[3:]).all()
+    assert np.isfinite(whole[:3]).all()
+
+
+def test_mistakes() -> None:
+    with pytest.raises(SpecError, match=r"halves: needs batched=True \(got halves=3, batched=False; nearest: halves=0"):
+        IncrementalAttention(**SHAPE, halves=3)
+    with pytest.raises(SpecError, match=r"halves: must be one of 0, 1, 3"):
+        IncrementalAttention(**SHAPE, batched=True, halves=2)
+    with pytest.raises(SpecError, match=r"n_heads \* head_dim: must be a multiple of 64"):
+        IncrementalAttention(32, 8, 2, 2, batched=True, halves=1)
