@@ -39,7 +39,7 @@ DEPTHS = (0, 4096)
 MAX_LEN = 4096 + TOKENS
 PRECISIONS = {"ptxgen": "exact", "ptxgen-fast": "fast", "ptxgen-e4m3": "e4m3"}
 REPEATS = 5
-FIRST_TOKEN = ("llama-3.2-1b", "llama-3-8b")
+FIRST_TOKEN = ("llama-3.2-1b", "qwen2.5-1.5b", "llama-3-8b")
 PROMPTS = (512, 4096, 32768)
 CACHES = {"ptxgen-fast, e4m3 cache": "e4m3", "ptxgen-fast, int8 cache": "s8"}  # others are of bf16
 CHUNK = 4096  # positions of a step of the first token's prompts
@@ -119,21 +119,27 @@ def llama_prompts(run: Run, llama: LlamaCpp, name: str, ends: float) -> None:
             print(run.add(case, "llama.cpp", us=TOKENS * 1e6 / tokens, tokens_s=tokens), flush=True)
 
 
+def first_tokens(run: Run, device: Device, given: argparse.Namespace, ends: float) -> Iterator[Task]:
+    """Each model beside transformers; then the first over caches of 8 bits, and exact sums."""
+    names = [name for name in FIRST_TOKEN if chosen((name, "bf16"), given)]
+
+    def mine(name: str, impl: str, seconds: float) -> Task:
+        work = functools.partial(first_token, run, device, name, impl)
+        return Task(case_of(name, "bf16", max(PROMPTS), 0), impl, work, seconds)
+
+    for name in names:
+        yield mine(name, "ptxgen-fast", 8)
+        if given.transformers:
+            peer = functools.partial(transformers_prompts, run, name, ends)
+            yield Task(case_of(name, "bf16", max(PROMPTS), 0), "transformers-cudnn", peer, 18)
+    yield from (mine(FIRST_TOKEN[0], impl, 8) for impl in CACHES if FIRST_TOKEN[0] in names)
+    yield from (mine(name, "ptxgen", 20) for name in names)
+
+
 def tasks(run: Run, device: Device, llama: LlamaCpp | None, given: argparse.Namespace, ends: float) -> Iterator[Task]:
     """Everything, the most important first."""
     if given.first_token:
-        for name in FIRST_TOKEN:
-            case = case_of(name, "bf16", max(PROMPTS), 0)
-            if chosen((name, "bf16"), given):
-                for impl in ("ptxgen-fast", *(CACHES if name == FIRST_TOKEN[0] else ())):
-                    yield Task(case, impl, functools.partial(first_token, run, device, name, impl), 8)
-                if given.transformers:
-                    peer = functools.partial(transformers_prompts, run, name, ends)
-                    yield Task(case, "transformers-cudnn", peer, 25)
-        for name in FIRST_TOKEN:
-            if chosen((name, "bf16"), given):
-                case, work = case_of(name, "bf16", max(PROMPTS), 0), functools.partial(first_token, run, device, name)
-                yield Task(case, "ptxgen", functools.partial(work, "ptxgen"), 20)
+        yield from first_tokens(run, device, given, ends)
         return
     pairs = [pair for pair in (*FIRST, *MORE) if chosen(pair, given)]
     for name, weights in pairs:

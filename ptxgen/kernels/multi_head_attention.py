@@ -145,6 +145,7 @@ class MultiHeadAttention(KernelType):
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
+        r"_(s8|e4m3)_l\d+(_head_scales|_fp8)? wait .*%[kv]_full": "does not matter: one for what they bring later does",
         r"_widened.* fence .*: fence\.proxy\.async;": "reads by tensor copies have no proxy here",
         r"_widened.* barrier .*bar\.warp\.sync -1; (fence\.pr|setp.*counts|mov.*warps_left)": "lanes of a warp, too",
         r"_widened.* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before the first copy",

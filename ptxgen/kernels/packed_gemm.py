@@ -260,13 +260,22 @@ class PackedGemm(PackedProduct):
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
-        elif not Geometry.of(self).fits:
+        else:
+            yield from self._fits_registers(Geometry.of(self))
+
+    def _fits_registers(self, at: Geometry) -> Iterator[str]:
+        if not at.fits:
             most = max((t for t in packed.TOKENS if Geometry.of(self, t).fits), default=packed.TOKENS[0])
             yield (
                 f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
                 f"(got {self.tokens}; nearest: {most})"
             )
-        elif self.carried and not Geometry.of(self).carried:
+        elif (most := at.most_activated(self.bias)) < self.tokens:
+            yield (
+                f"tokens: an activation has registers for {most} beside {at.rows} rows "
+                f"(got {self.tokens}; nearest: {most})"
+            )
+        elif self.carried and not at.carried:
             yield (
                 'carried: is for rows of 16 bits, of weights as they lie, with precision "fast" and without an '
                 "activation, in whole tiles of one block a warpgroup and a multiple of 32 tokens, of three warpgroups "
@@ -326,7 +335,8 @@ class PackedGemm(PackedProduct):
         tasks.locate()
         ring.make(tasks.takes)
         if at.wide:
-            fewer, more = FACTORED_REGISTERS if at.pipelined or at.crowded else REGISTERS[at.shape.groups]
+            scarce = at.shape.groups == 2 and (at.pipelined or at.crowded)
+            fewer, more = FACTORED_REGISTERS if scarce else REGISTERS[at.shape.groups]
             if at.carried:
                 fewer, more = CARRIED_REGISTERS
             with b.fragment("fewer_registers"):

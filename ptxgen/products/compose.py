@@ -84,4 +84,5 @@ def _build_stream(
         again=stream.more,
         results_repeat=epilogue.turns > 1,
         joins=at.split > 1,
+        x_first=at.x_first and not spec.programmatic and not spec.norm and stage.passes == 1,
     )

@@ -107,7 +107,7 @@ class Epilogue:
         if join is not None:
             join.build(stream, self.result, [*self.values, *([square] if square is not None else [])])
         else:
-            b.without("send_sums", "take_sums")
+            b.without("make_bell", "send_sums", "poll_sums", "take_sums")
         with b.fragment("finish", f"{'divide by the root mean square; ' if spec.norm else ''}the result's address"):
             if spec.norm:
                 self._times_root(square or self._square(stage))

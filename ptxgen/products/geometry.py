@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.weights.format import TILE_ROWS
@@ -74,6 +74,7 @@ class Runs:
     tokens: int = 1
     split: int = 1
     spare: int = 0
+    x_first: bool = field(default=False, kw_only=True)  # x is asked for before the weights, where nothing is waited for
 
     @property
     def threads(self) -> int:
@@ -165,7 +166,8 @@ def share_runs(
         own_warps = warps or min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // own_warps))
         spare = tiles * split - kind.tiles(k)
-        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare)
+        x_first = choice is not None and choice.x_first > 0
+        runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare, x_first=x_first)
         # of CTAs that share k each has columns of its own, and a thread one result at most
         if split == 1 or (spare < tiles and runs.results <= runs.threads):
             return runs

@@ -18,8 +18,8 @@ what it leaves out, and every shape that no row names, is decided by the thresho
 
     {"sm": "sm_90", "weights": "q4_k", "n": 2048, "k": 5632, "choose": {"warps": 12, "stages": 2, "ctas": 132}}
 
-with keys of `ProductShape` and those of `ProductChoice`, of which `split` may be left out; every other product is
-shared out as its geometry says.
+with keys of `ProductShape` and those of `ProductChoice`, of which `split` and `x_first` may be left out; every other
+product is shared out as its geometry says.
 
 `PTXGEN_TUNING` names a user's own table, as `ptxgen tune` writes it. Its rows stand before the shipped ones, its models
 replace theirs. Texts are deterministic for a given table; kernels in memory are kept apart by the table's digest.
@@ -123,12 +123,14 @@ class Shape:
 @dataclass(frozen=True)
 class ProductChoice:
     """What of a product with one token is a matter of speed: `warps` of a CTA, tiles on their way of each (`stages`),
-    and `ctas`; upper bounds, which a matrix with less work lowers. `split`: CTAs of a cluster, which share k."""
+    and `ctas`; upper bounds, which a matrix with less work lowers. `split`: CTAs of a cluster, which share k.
+    `x_first`: 1: launches that wait for nothing ask for x before the first weights."""
 
     warps: int = _bounds(1, 32)
     stages: int = _bounds(1, 8)
     ctas: int = _bounds(1, 1 << 16)
     split: int = _bounds(1, 8, power=True, default=1)
+    x_first: int = _bounds(0, 1, default=0)
 
 
 @dataclass(frozen=True)

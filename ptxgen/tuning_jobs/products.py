@@ -77,7 +77,7 @@ class ProductJob:
         runs = self.runs(target)
         if runs is None:
             raise ValueError(f"{self.label()}: on {target} this product is not shared out by the table")
-        return ProductChoice(runs.warps, runs.stages, runs.launched, runs.split)
+        return ProductChoice(runs.warps, runs.stages, runs.launched, runs.split, int(runs.x_first))
 
 
 class FoundProduct(Outcome[ProductJob, ProductChoice]):

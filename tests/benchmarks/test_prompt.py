@@ -32,7 +32,7 @@ def test_first_tokens_have_tasks_of_their_own() -> None:
     given = argparse.Namespace(models="", weights="", first_token=True, transformers=True)
     made = list(prompt.tasks(Run("prompt", "a GPU"), CpuDevice(), None, given, 0.0))
     beside = ("ptxgen-fast", "transformers-cudnn")
-    assert [task.impl for task in made] == [beside[0], *prompt.CACHES, beside[1], *beside, "ptxgen", "ptxgen"]
+    assert [task.impl for task in made] == [*3 * beside, *prompt.CACHES, *3 * ("ptxgen",)]
 
 
 def test_tasks_begin_with_what_has_a_peer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,8 @@ CASES: list[tuple[KernelType, ProductChoice]] = [
     (Gemv(40, 1280, "q8_0", bias=True, programmatic=True), ProductChoice(4, 2, 8, 4)),
     (Gemv(40, 1408, "e4m3_block", gated=True, activation="silu", norm="rms"), ProductChoice(3, 1, 8, 2)),
     (Gemv(72, 1152, "int4_g128"), ProductChoice(4, 2, 4, 2)),
+    (Gemv(72, 1152, "e4m3_block", bias=True), ProductChoice(4, 2, 4, 2, 1)),
+    (Gemv(40, 1280, "q8_0"), ProductChoice(4, 2, 8, 4, 1)),
     (Gemv(33, 600, "bf16", norm="rms", norm_offset=1.0), ProductChoice(4, 2, 8, 4)),
     (Gemv(16, 2048, "q6_k", activation="gelu", programmatic=True), ProductChoice(2, 2, 8, 8)),
     (NextToken(72, 512, "bf16", norm="rms", max_len=64), ProductChoice(4, 2, 8, 2)),
@@ -94,6 +98,18 @@ def test_what_shares_k() -> None:
             max_len=16, head_dim=64, n_heads=4, n_kv_heads=1, k=2048, weights="q4_k", v_weights="q6_k"
         )  # of two products CTAs differ
         assert all(isinstance(at, Runs) and at.split == 1 for at in both.geometries(SM_90))
+
+
+@pytest.mark.parametrize(("fields", "first"), [({}, True), ({"programmatic": True}, False), ({"norm": "rms"}, False)])
+def test_x_comes_first_where_a_row_says_so_and_nothing_is_waited_for(fields: dict[str, Any], first: bool) -> None:
+    for chosen in (0, 1):
+        with using(fixed(ProductChoice(4, 2, 8, 1, chosen))):
+            text = generate(Gemv(40, 1280, "q8_0", **fields), SM_90).text
+        x_at, weights_at = text.index("// stage: load the columns"), text.index("// request_0")
+        assert (x_at < weights_at) == (first and chosen == 1)
+    with using(fixed(ProductChoice(4, 2, 8, 1, 1))):
+        long = generate(Gemv(40, 8960, "q8_0"), SM_90).text  # more columns than four warps ask for at once
+    assert long.index("// request_0") < long.index("// stage: load the columns")
 
 
 @needs_assembler

@@ -70,7 +70,9 @@ def outlines() -> tuple[Outline, ...]:
     crowded = {"bias": True, "activation": "gelu_tanh", "stream": True}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
-        Outline("product_shared_k", "sm_90", Gemv(40, 2304, "q4_k", residual=True), product=ProductChoice(4, 2, 6, 2)),
+        Outline(
+            "product_shared_k", "sm_90", Gemv(40, 2304, "q4_k", residual=True), product=ProductChoice(4, 2, 6, 2, 1)
+        ),
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("packed_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **fast, split=2, programmatic=True)),
         Outline("packed_factors", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks)),

@@ -385,4 +385,4 @@ def test_products_of_a_model_are_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert [line["job"] for line in shown[1:]] == [
         "2560 x 2048 q4_k", "2048 x 2048 q4_k", "5632 x 2048 q4_k, gate and up", "2048 x 5632 q4_k", "32000 x 2048 q4_k"
     ]  # fmt: skip
-    assert shown[1]["now"].keys() == {"warps", "stages", "ctas", "split"}
+    assert shown[1]["now"].keys() == {"warps", "stages", "ctas", "split", "x_first"}

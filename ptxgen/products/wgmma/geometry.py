@@ -32,6 +32,11 @@ MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each o
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 # sums of a row, short ones among them, of each of at most two warpgroups, from which on registers are few
 CROWDED = 312
+# the same before an activation of sums with scales, by how many warpgroups have two blocks of rows, or one
+CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
+CROWDED_STREAM = {(2, 1): 192}  # and where CTAs share k evenly
+MOST_AT_ONCE = 104  # tokens of two blocks of rows that an activation turns to 16 bits at once
+MOST_BIASED = 128  # sums of three warpgroups beside which an activation with a bias has registers
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
@@ -144,6 +149,7 @@ class Geometry:
     factored: bool  # and a warp packs the scales of tokens
     apart: bool  # sums of CTAs that share k have a place beside the ring, not where it was
     carried: bool  # warps beside the copying one store results: `carried.py`
+    activated: bool  # scales and an activation take registers beside the sums
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -205,6 +211,7 @@ class Geometry:
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
             spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
+            spec.scaled and bool(spec.activation) and spec.parts == 1,
         )  # fmt: skip
 
     @property
@@ -219,8 +226,20 @@ class Geometry:
 
     @property
     def crowded(self) -> bool:
-        """Whether products whose sums are short leave so few registers that what a tile needs once, it finds anew."""
+        """Whether products whose sums are short, or an activation of sums with scales, leave so few registers that what
+        a tile needs once, it finds anew."""
+        if self.activated and self.shorts == 0:
+            table = CROWDED_ACTIVATED | (CROWDED_STREAM if self.streams else {})
+            return self.sums >= table.get((self.shape.groups, self.shape.blocks), self.sums + 1)
         return self.shorts > 0 and not self.exact and self.shape.groups <= 2 and self.sums >= CROWDED
+
+    def most_activated(self, bias: bool) -> int:
+        """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
+        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens, and beside a bias where
+        three warpgroups have many sums."""
+        together = self.halves and self.shape.blocks > 1 and self.result_tokens > MOST_AT_ONCE
+        many = bias and self.shape.groups == 3 and self.sums > MOST_BIASED
+        return MOST_AT_ONCE if self.activated and together else MOST_BIASED if self.activated and many else self.tokens
 
     @property
     def turns(self) -> bool:

@@ -282,6 +282,31 @@ def test_a_bulk_store(mode):
     np.testing.assert_array_equal(out, np.arange(32))
 
 
+LATE_FENCE = """mov.u32 %r1, tile; mad.lo.u32 %r2, %tid, 4, %r1; setp.lt.u32 %p1, %tid, 32; setp.eq.u32 %p2, %tid, 32;
+  @!%p1 bra COPIES;
+  st.shared.u32 [%r2], %tid; FIRST barrier.cta.arrive 1, 64; LAST
+  ret;
+  COPIES: barrier.cta.sync 1, 64;
+  @%p2 cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r1], 128;
+  @%p2 cp.async.bulk.commit_group; @%p2 cp.async.bulk.wait_group 0; ret;
+"""
+FENCE = "fence.proxy.async;"
+
+
+@pytest.mark.parametrize("more", [0, 31, 32, 100])
+def test_a_fence_of_the_writer_counts_where_it_comes_before_the_copy(more):
+    """However many others follow it; more than are kept are taken to come in time."""
+    out = u32(32, 99)
+    launch(LATE_FENCE.replace("FIRST", FENCE).replace("LAST", FENCE * more), out, block=64, mode="check")
+    np.testing.assert_array_equal(out, np.arange(32))
+
+
+def test_a_fence_of_the_writer_that_nothing_orders_before_the_copy():
+    """The writer runs first here, its fence is over when the copy begins: on a GPU it need not be."""
+    late = LATE_FENCE.replace("FIRST", "").replace("LAST", FENCE)
+    finding("(?s)ordinary writes.*bulk.*fence.proxy.async", late, u32(32, 99), block=64)
+
+
 def test_a_bulk_store_without_its_wait_or_its_fence():
     out = u32(32, 99)
     finding("(?s)ordinary writes.*bulk.*fence.proxy.async", STORE.replace("FENCE", "").replace("WAITING", "ret;"), out)

@@ -170,9 +170,12 @@ class Consumer(ConsumerRegisters):
             self.v_low = b.op("mad.lo.u32", "v_low", stage, tile.kv_bytes // UNIT, self.v_descriptor)
         ring.wait("k_full", self.k_slot[K_FULL], k_parity)
         ring.wait("v_full", self.v_slot[V_FULL], v_parity)
-        with b.fragment("see_copies"):
-            b.note("copies by cp.async are seen by wgmma from here on")
-            b.op("fence.proxy.async.shared::cta")
+        if self.spec.fp8:  # queries are stored by threads, which see to that
+            b.without("see_copies")
+        else:
+            with b.fragment("see_copies"):
+                b.note("copies by cp.async are seen by wgmma from here on")
+                b.op("fence.proxy.async.shared::cta")
         with b.fragment("release_k"):
             ring.arrive(self.k_slot[K_EMPTY], self.is_first_lane, self.counts_as)
         with b.fragment("release_v"):

@@ -37,6 +37,7 @@ class Items(Rows):
         self.adapts, self.pairs = adapts(spec), pairs(spec)
         self.tile_rows: Reg | int = tile.rows
         self.past_the_end = self.cache.batched and by_maps(spec)
+        self.is_producer: Reg
         self.widened = spec.widened
         self.wide: dict[str, Reg] = {}  # K's and V's 16-bit rows in memory: heads one after the other, each of kv_len
 

@@ -25,13 +25,13 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     queries = 32 * WARPS if maps else 0  # the first thread that copies q
     items = Items(b, spec, tile)
     threads = tile.producer_threads
-    ring = Ring(b, tile, 1 if maps else threads, threads - queries)
+    ring = Ring(b, tile, 1 if maps else threads, threads - queries, boxes=maps)
     arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
     with b.fragment("begin", "shared memory and its mbarriers"):
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
         ring.begin(smem)
-        b.op("setp.lt.u32", "is_producer", items.thread, threads)
+        items.is_producer = b.op("setp.lt.u32", "is_producer", items.thread, threads)
         b.op("setp.eq.u32", "makes_barriers", items.thread, threads)
     with b.fragment("make_barriers"):
         ring.make(smem)

@@ -19,8 +19,8 @@ K_FULL, K_EMPTY, V_FULL, V_EMPTY = (WORD * STAGES * n for n in range(4))
 class Ring:
     """Offsets from the register `at`, the address of the first mbarrier."""
 
-    def __init__(self, b: Builder, tile: WgmmaTile, kv_arrivals: int, q_arrivals: int) -> None:
-        self.b, self.tile, self.kv_arrivals, self.q_arrivals = b, tile, kv_arrivals, q_arrivals
+    def __init__(self, b: Builder, tile: WgmmaTile, kv_arrivals: int, q_arrivals: int, *, boxes: bool) -> None:
+        self.b, self.tile, self.kv_arrivals, self.q_arrivals, self.boxes = b, tile, kv_arrivals, q_arrivals, boxes
         self.q_full = 4 * STAGES * WORD
         self.q_empty = self.q_full + tile.warpgroups * WORD
         self.at: Reg
@@ -45,7 +45,8 @@ class Ring:
         if tile.tails:
             self._make(smem[tile.tail_at], 1)
         b.op("st.shared.b32", smem[tile.flag_at], b.op("mov.b32", b.reg("no_flag", "b32"), 0))
-        b.op("fence.mbarrier_init.release.cluster")
+        if self.boxes:  # the asynchronous proxy counts them; for what threads do, the CTA's barrier is enough
+            b.op("fence.mbarrier_init.release.cluster")
 
     def _make(self, at: Addr, count: int) -> None:
         self.b.op("mbarrier.init.shared::cta.b64", at, count)

@@ -49,7 +49,7 @@ def counters(prefill: Prefill) -> Extent:
 
 
 class Widened:
-    """Fragments `find_widened` (the kernel's), `begin_widening`, `begin_blocks`; `draw`, ahead and again within the
+    """Fragments `find_widened` (the kernel's), `begin_widening`, `begin_blocks`, `draw_first`; `draw`, within the
     loop over blocks, of which are `drawn`, `load_block`, `store_block` and `count_made`; `begin_tiles_made`,
     `tiles_unseen`, `tiles_made` (a wait) and `see_widened`, of the warps that ask for boxes; `leave` and `set_back` (a
     loop's body)."""
@@ -89,7 +89,7 @@ class Widened:
                 self.tiles = blocks.tiles_of_head()
                 widens = b.op("setp.ge.u32", "widens_now", items.thread, WARP * WARPS)
         if self.at_first:
-            b.without("widens_once")
+            b.without("widens_once", "draw_first")
         else:
             with b.fragment("widens_once", "not in the rounds that follow"):
                 b.op("setp.ne.u32", widens, items.thread, items.thread)
@@ -105,6 +105,11 @@ class Widened:
             b.op("sub.u32", most, most, 1)
             made = b.op("mov.u32", "blocks_made", 0)
             self.made_at = b.op("mov.u64", "made_at", self.at)
+        if not self.at_first:
+            with b.fragment("draw_first", "under the barrier and the copies of queries"):
+                draws = b.op("and.pred", "draws_first", items.is_producer, self.leads)
+                b.op("setp.ge.and.u32", draws, items.thread, WARP * WARPS, draws)
+                b.op("atom.relaxed.gpu.global.inc.u32", drawn, self.at[DRAWN], most, pred=draws)
         with b.fragment("draw", "ahead of when it is needed"):
             b.op("atom.relaxed.gpu.global.inc.u32", drawn, self.at[DRAWN], most, pred=self.leads)
         with b.fragment("drawn", "the block that is next, if there is one"):

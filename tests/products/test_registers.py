@@ -1,0 +1,106 @@
+"""PackedGemm: no legal tile spills, whatever stands beside it: texts drawn from all of them, most with many sums.
+What has no registers is refused.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ptxgen import SpecError, generate
+from ptxgen.assembler import assemble
+from ptxgen.kernels import PackedGemm
+from ptxgen.kernels.packed_gemm import FORMATS, INTEGERS
+from ptxgen.products.wgmma import tokens
+from ptxgen.products.wgmma.geometry import Geometry
+from tests.support import sweep
+from tests.support.marks import needs_assembler
+from tests.support.packed_products import WHERE
+
+DRAWS, SWEPT = 8, 1500
+MANY = 100  # sums of a row in a warpgroup's registers: of smaller tiles few are drawn
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2")
+SIZES = ((4096, 4096), (1000, 2048), (999, 1024), (1536, 1536))
+CHANNEL = {"weights": "e4m3_channel", "x_dtype": "e4m3", "precision": "fast", "split": 1}
+
+
+def fields_of(rng: random.Random) -> dict[str, Any]:
+    """Fields of a spec, legal or not."""
+    n, k = rng.choice(SIZES)
+    weights = rng.choice(FORMATS)
+    fields: dict[str, Any] = {
+        "n": n, "k": k, "weights": weights, "tokens": rng.choice(tokens.TOKENS),
+        "precision": rng.choice(("fast", "fast", "exact")), "tile_rows": rng.choice((0, 64, 128, 192, 256)),
+        "split": rng.choice((0, 1, 1, 2, 4)), "share": rng.choice((0, 0, 1, 2, 4)), "stream": rng.random() < 0.15,
+        "programmatic": rng.random() < 0.5, "indirect": rng.random() < 0.2,
+    }  # fmt: skip
+    if weights.startswith("e4m3") and rng.random() < 0.8:
+        name = "row_scales" if weights == "e4m3_block" else "promoted"
+        fields |= {"x_dtype": "e4m3", "precision": "fast", name: rng.random() < 0.5}
+    elif weights in INTEGERS and rng.random() < 0.4:
+        fields |= {"x_dtype": "f16", "by_row": True}
+    what = rng.choice(("plain", "gated", "gated", "activated", "activated", "added"))
+    if what in ("gated", "activated"):
+        fields["activation"] = rng.choice(ACTIVATIONS)
+    fields |= {"gated": what == "gated", "residual": what == "added", "bias": what != "gated" and rng.random() < 0.5}
+    if what != "added":
+        fields |= rng.choice(({}, {"out_dtype": "bf16"}, {"out_dtype": "f16"}, {"packed_out": True}))
+    return fields
+
+
+def drawn(seed: int) -> PackedGemm:
+    """A legal spec."""
+    rng = random.Random(seed)
+    while True:
+        try:
+            spec = PackedGemm(**fields_of(rng))
+        except SpecError:
+            continue
+        if Geometry.of(spec).sums >= MANY or rng.random() < 0.1:
+            return spec
+
+
+@needs_assembler
+@pytest.mark.parametrize("seed", range(sweep.examples(DRAWS, SWEPT)))
+def test_nothing_is_spilled(seed: int) -> None:
+    spec = drawn(seed)
+    made = assemble(generate(spec, WHERE).text)
+    assert made.resources["packed_gemm"].clean, spec
+    assert "serialized" not in made.log, spec
+
+
+# those that spilled before they had registers of their own, or rounds of results, or were refused
+@needs_assembler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens": 128, "tile_rows": 256, "activation": "gelu_tanh", "bias": True, "out_dtype": "bf16"},
+        {"tokens": 104, "tile_rows": 256, "activation": "silu", "out_dtype": "bf16"},
+        {"tokens": 128, "tile_rows": 192, "activation": "silu", "out_dtype": "f16", "stream": True},
+        {"tokens": 192, "tile_rows": 192, "activation": "gelu_tanh", "out_dtype": "f16"},
+        {"tokens": 192, "tile_rows": 128, "activation": "gelu_tanh", "bias": True, "out_dtype": "f16", "stream": True},
+    ],
+    ids=str,
+)
+def test_an_activation_beside_scales_has_registers(fields: dict[str, Any]) -> None:
+    spec = PackedGemm(n=1536, k=4096, **CHANNEL, **fields)
+    assert Geometry.of(spec).crowded
+    made = assemble(generate(spec, WHERE).text)
+    assert made.resources["packed_gemm"].clean
+
+
+def test_what_has_no_registers_is_refused() -> None:
+    active = {**CHANNEL, "n": 1536, "k": 4096, "activation": "silu", "out_dtype": "bf16"}
+    for more in ({}, {"promoted": True}, {"bias": True}):
+        with pytest.raises(
+            SpecError, match=r"tokens: an activation has registers for 104 .* \(got 112; nearest: 104\)"
+        ):
+            PackedGemm(**active, **more, tokens=112, tile_rows=256)
+        PackedGemm(**active, **more, tokens=104, tile_rows=256)
+    three = {**active, "tokens": 192, "tile_rows": 192}
+    with pytest.raises(SpecError, match=r"tokens: an activation .* for 128 beside 192 rows \(got 192; nearest: 128\)"):
+        PackedGemm(**three, bias=True)
+    PackedGemm(**{**three, "tokens": 128}, bias=True)
+    PackedGemm(**three)
