@@ -235,10 +235,10 @@ class Geometry:
 
     def most_activated(self, bias: bool) -> int:
         """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
-        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens, and beside a bias where
-        three warpgroups have many sums."""
+        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them
+        spill), and beside a bias where three warpgroups have many sums."""
         together = self.halves and self.shape.blocks > 1 and self.result_tokens > MOST_AT_ONCE
-        many = bias and self.shape.groups == 3 and self.sums > MOST_BIASED
+        many = bias and self.shorts == 0 and self.shape.groups == 3 and self.sums > MOST_BIASED
         return MOST_AT_ONCE if self.activated and together else MOST_BIASED if self.activated and many else self.tokens
 
     @property
