@@ -277,8 +277,9 @@ class PackedGemm(PackedProduct):
             )
         elif self.carried and not at.carried:
             yield (
-                "carried: is for rows of 16 bits, of weights as they lie, without an activation, in whole tiles of one "
-                "block a warpgroup and a multiple of 32 tokens (got carried=True; nearest: False)"
+                'carried: is for rows of 16 bits, of weights as they lie, with precision "fast" and without an '
+                "activation, in whole tiles of one block a warpgroup and a multiple of 32 tokens, of three warpgroups "
+                "up to 128 (got carried=True; nearest: False)"
             )
 
     @classmethod

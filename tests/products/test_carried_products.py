@@ -12,7 +12,7 @@ from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import shape
+from ptxgen.products.wgmma import shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
@@ -91,7 +91,8 @@ def test_carried_or_not_the_results_are_the_same_bytes(few_processors: None) -> 
 @pytest.mark.parametrize(
     "fields",
     [{"out_dtype": "f32"}, {"split": 2}, {"tokens": 104}, {"tile_rows": 256}, {"activation": "silu"}, {"n": 132},
-     {"weights": "q4_k"}, {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}],
+     {"weights": "q4_k"}, {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"precision": "exact"},
+     {"precision": "exact", "tokens": 64}, {"tile_rows": 192, "tokens": 192}],
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_carried_is_refused(fields: dict[str, Any]) -> None:
@@ -124,11 +125,31 @@ def test_what_is_chosen(rows: int, fields: dict[str, Any], carried: bool, evict_
     assert (other.carried, other.evict_first) == (False, not evict_first)
 
 
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+@pytest.mark.parametrize("tile_rows", [0, 64, 128, 192, 256])
+def test_warpgroups_ask_for_no_more_registers_than_there_are(tile_rows: int, precision: str) -> None:
+    """setmaxnreg would wait for ever; of every tile that is legal, read off its text."""
+    legal = 0
+    for count in tokens.TOKENS:
+        fields = {**PLAIN, "n": 384, "k": 256, "tokens": count, "tile_rows": tile_rows, "precision": precision}
+        try:
+            ptx = generate(PackedGemm(**fields, split=1, share=1), WHERE)
+        except SpecError:
+            continue
+        legal += 1
+        asked = dict(re.findall(r"setmaxnreg\.(inc|dec)\S* (\d+)", ptx.text))
+        warpgroups = int(ptx.launch.block[0]) // 128
+        first = 65536 // (128 * warpgroups) // 8 * 8  # of a thread, at the launch
+        if asked:
+            assert int(asked["dec"]) + (warpgroups - 1) * int(asked["inc"]) <= warpgroups * first
+    assert bool(legal) == (precision == "fast" and tile_rows != 256)
+
+
 @needs_assembler
-@pytest.mark.parametrize(("rows", "tokens"), TILES)
+@pytest.mark.parametrize(("rows", "count"), TILES)
 @pytest.mark.parametrize("bias", [False, True])
-def test_no_spills(rows: int, tokens: int, bias: bool) -> None:
-    spec = PackedGemm(6144, 4096, tokens=tokens, tile_rows=rows, split=1, bias=bias, programmatic=True, **PLAIN)
+def test_no_spills(rows: int, count: int, bias: bool) -> None:
+    spec = PackedGemm(6144, 4096, tokens=count, tile_rows=rows, split=1, bias=bias, programmatic=True, **PLAIN)
     made = assemble(generate(spec, WHERE).text, WHERE)
     assert "0 bytes spill stores, 0 bytes spill loads" in made.log
     assert "serialized" not in made.log

@@ -46,6 +46,7 @@ FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # `MOST_ADDED` tokens whose k CTAs share
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
+CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 SWIZZLE = 1024  # bytes after which it repeats
@@ -110,8 +111,11 @@ def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 
 def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether other warps store results, of which registers must hold half meanwhile: seen of weights as they lie."""
+    """Whether other warps store results, of which registers must hold half meanwhile: seen of weights as they lie. A
+    tile's first product replaces its sums, which "exact" adds to."""
+    room = shape.groups < 3 or tokens <= CARRIED_BY_THREE
     plain = spec.straight and not (spec.scaled or spec.packed_out or spec.stream or spec.activation)
+    plain = plain and spec.precision == "fast" and room
     alone = shape.blocks == spec.parts == shape.split == shape.resident == 1
     return spec.carried and plain and alone and stores_halves(spec) and tokens % CARRIED_TOKENS == 0
 
@@ -233,10 +237,10 @@ class Geometry:
 
     def most_activated(self, bias: bool) -> int:
         """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
-        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens, and beside a bias where
-        three warpgroups have many sums."""
+        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them
+        spill), and beside a bias where three warpgroups have many sums."""
         together = self.halves and self.shape.blocks > 1 and self.result_tokens > MOST_AT_ONCE
-        many = bias and self.shape.groups == 3 and self.sums > MOST_BIASED
+        many = bias and self.shorts == 0 and self.shape.groups == 3 and self.sums > MOST_BIASED
         return MOST_AT_ONCE if self.activated and together else MOST_BIASED if self.activated and many else self.tokens
 
     @property
