@@ -83,8 +83,9 @@ def test_every_value_that_is_swept_assembles_without_spills(name: str) -> None:
     specs = []
     of_field = groupby(swept(cls), key=lambda pair: pair[0])
     tried = [pair for _, pairs in of_field for pair in some(pairs, 9)]
+    places = [where for where in TARGETS if cls.lowest_target == "sm_75" or supports(cls(**cls.goldens[0]), where)]
     for index, (field, value) in enumerate(tried):
-        where = TARGETS[index % len(TARGETS)]
+        where = places[index % len(places)]
         fixed = {other: cls.goldens[0][other] for other in needed(cls) if other != "max_len"}
         specs.append((with_options(cls, where, rng, **{**fixed, field: value}), where))
     assert specs
