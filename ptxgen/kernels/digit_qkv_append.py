@@ -45,7 +45,7 @@ class DigitQkvAppend(KernelType):
     """
 
     max_len: int = field(like=CAPACITY)
-    head_dim: int
+    head_dim: int = field(draws=(16, 48, 64, 128))
     n_heads: int
     n_kv_heads: int
     k: int = field(draws=(256, 512))
