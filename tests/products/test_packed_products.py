@@ -196,11 +196,29 @@ def test_rows_of_16_bits_that_leave_eight_at_a_time(
         (20, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "packed_out": True, "split": 4}),
         (70, {"n": 130, "k": 1024, "tokens": 64, "split": 4, "tile_rows": 64, "out_dtype": "bf16"}),
         (20, {"n": 330, "k": 2048, "tokens": 16, "split": 8, "tile_rows": 128, "indirect": True}),
+        (20, {"n": 130, "k": 1024, "tokens": 16, "split": 2, "tile_rows": 128, "precision": "exact"}),
+        (20, {"n": 200, "k": 1024, "tokens": 8, "split": 2, "tile_rows": 192, "precision": "exact"}),
+        (
+            20,
+            {
+                "n": 260,
+                "k": 1024,
+                "weights": "q4_k",
+                "tokens": 8,
+                "x_dtype": "f16",
+                "by_row": True,
+                "split": 2,
+                "tile_rows": 256,
+            },
+        ),
     ],
     ids=str,
 )
 def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, Any]) -> None:
-    tried(PackedGemm(precision="fast", programmatic=True, **fields), mode, rows, FAST)
+    for programmatic in (True, False):
+        spec = PackedGemm(**{"precision": "fast", "programmatic": programmatic, **fields})
+        assert not (Geometry.of(spec).apart and Geometry.of(spec).wide)
+        tried(spec, mode, rows, FAST)
 
 
 @pytest.mark.parametrize(

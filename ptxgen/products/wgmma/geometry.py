@@ -173,7 +173,9 @@ class Geometry:
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
             ctas = shape.split * -(-spec.parts * kind.records(spec.n) // records)  # that take all rows
             side_by_side = spec.programmatic and 2 * ctas <= PROCESSORS  # with those of the launch ahead
-            fitting = tokens <= MOST_ROWS_FIRST and shape.share == 1 and not side_by_side
+            # a CTA whose copying warpgroup gives up registers has warps that end before others wait for the cluster
+            narrow = shape.groups == 1 or not (exact or spec.by_row or spec.promotes)
+            fitting = tokens <= MOST_ROWS_FIRST and shape.share == 1 and narrow and not side_by_side
             apart = fitting and 0 < sums <= room - results - APART_STAGES * stage
             if apart:
                 room, sums = room - sums, 0
