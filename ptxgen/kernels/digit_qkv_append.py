@@ -87,7 +87,7 @@ class DigitQkvAppend(KernelType):
         yield from self.rotation.rules()
         product: type[KernelType] = DigitGemm
         for reason in draft(product, self._product_fields())[1]:
-            known = reason.partition(":")[0] in self.__dataclass_fields__  # type: ignore[attr-defined]
+            known = reason.partition(":")[0] in self.__dataclass_fields__
             yield reason if known else f"k: the product's {reason}"
 
     def target_rules(self, target: Target) -> Iterator[str]:
