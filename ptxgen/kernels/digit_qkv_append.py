@@ -38,25 +38,25 @@ class DigitQkvAppend(KernelType):
     then of k, then of v; norm, bias, `split`, `share` and precision are DigitGemm's. q f32 `[rows, n_heads, head_dim]`;
     caches, positions `[rows]` and pages as `KvCacheScatter` has them. The first `rotary_dim` elements of a head of q
     and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm". A token whose position is outside the
-    cache writes nothing.
+    cache appends nothing, but has its q.
 
     `k`: inputs. `norm`: "" or "rms", which is divided out of the results. `eps`: added to the mean square. `precision`:
     exact or fast, three digits of a number or one.
     """
 
     max_len: int = field(like=CAPACITY)
-    head_dim: int
+    head_dim: int = field(draws=(16, 48, 64, 128))
     n_heads: int
     n_kv_heads: int
     k: int = field(draws=(256, 512))
     kv_dtype: DType = f32
-    norm: str = ""
+    norm: str = field(default="", draws=("", "rms"))
     eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
     bias: bool = field(default=False, doc="a vector is added to every row")
     rope: ClassVar[Spread] = ROPE_FIELDS
     precise: bool = field(default=False, like=PRECISE)
     split: int = field(default=1, draws=(1, 2), doc="CTAs that share k and add up their sums")
-    precision: str = "exact"
+    precision: str = field(default="exact", draws=("exact", "fast"))
     programmatic: bool = False
     page_size: int = field(default=0, like=PAGE_SIZE)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
@@ -86,7 +86,9 @@ class DigitQkvAppend(KernelType):
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from self.rotation.rules()
         product: type[KernelType] = DigitGemm
-        yield from draft(product, self._product_fields())[1]
+        for reason in draft(product, self._product_fields())[1]:
+            known = reason.partition(":")[0] in self.__dataclass_fields__
+            yield reason if known else f"k: the product's {reason}"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from self.product.target_rules(target)
@@ -145,6 +147,6 @@ class DigitQkvAppend(KernelType):
         q, k, v = np.split(made.reshape(len(rows), -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
         positions = np.where(np.arange(len(rows)) < int(np.ravel(a["n_rows"])[0]), a["positions"], -1).astype(np.int64)
         kv_cache.append_rows(self, out, {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}, positions, a)
-        inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
-        rotated = rotary.rotate_rows(self.rotation, q, positions).astype(np.float32)
-        return {**out, "q": np.where(inside, rotated, a["q"])}
+        there = (np.arange(len(rows)) < int(np.ravel(a["n_rows"])[0]))[:, None, None]
+        rotated = rotary.rotate_rows(self.rotation, q, np.asarray(a["positions"], np.int64)).astype(np.float32)
+        return {**out, "q": np.where(there, rotated, a["q"])}

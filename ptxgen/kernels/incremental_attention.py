@@ -165,9 +165,9 @@ class IncrementalAttention(KernelType):
         yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
         if self.halves and not self.batched:
             yield f"halves: needs batched=True (got halves={self.halves}, batched=False; nearest: halves=0)"
-        if self.halves:
-            width = self.n_heads * self.head_dim
-            yield from rules.multiple_of("n_heads * head_dim", width, few_layout.UNIT, few_layout.UNIT, 1 << 20)
+        width = self.n_heads * self.head_dim
+        if self.halves and width % few_layout.UNIT:
+            yield f"halves: n_heads * head_dim must be a multiple of {few_layout.UNIT} (got {width}; nearest: halves=0)"
         if self.indirect and self.batched:
             yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
 

@@ -87,8 +87,7 @@ class HeadsEpilogue(Epilogue):
             b.op("add.f32", self.values[0], self.values[0], self.bias)
         if self.first < self.k_end:
             self._rotate()
-        b.note("one unsigned comparison refuses negative positions too")
-        b.op("setp.lt.and.u32", inside, self.position, self.heads.max_len, inside)
+        self.guard(inside)
 
     def _rotate(self) -> None:
         """x cos - y sin for the first of a pair, y cos + x sin for the second: the first takes the opposite angle."""
@@ -122,6 +121,15 @@ class HeadsEpilogue(Epilogue):
         """How much each pair turns from position to position."""
         return rotary.turns_table(self.b, self.heads.rotation)
 
+    def guard(self, inside: Reg) -> None:
+        """A token without a position in the cache writes nothing; part of an open fragment."""
+        b = self.b
+        b.note("one unsigned comparison refuses negative positions too")
+        b.op("setp.lt.and.u32", inside, self.position, self.heads.max_len, inside)
+
+    def limit(self, appends: Reg) -> None:
+        """Of the rows of k and v that are inside, those that are appended; part of an open fragment."""
+
     def query_row(self) -> Reg:
         """The address of the token's row of q."""
         return self.b.ld_param("q")
@@ -138,6 +146,7 @@ class HeadsEpilogue(Epilogue):
             query = self.query_row()
             b.op("mad.wide.u32", query, out_row, 4, query)
             b.op("st.global.f32", query[0], value, pred=~appends)
+        self.limit(appends)
         b.note("the head of k or v, and its row of the cache")
         is_v = b.op("setp.ge.u32", "is_v", out_row, self.k_end)
         b.op("sub.u32", kv_head, kv_head, heads.n_kv_heads, pred=is_v)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen import SpecError
+from ptxgen import SpecError, generate
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.products.few import layout
@@ -57,10 +57,20 @@ def test_rows_of_a_tile_that_no_sequence_has_are_left_as_they_are() -> None:
     assert np.isfinite(whole[:3]).all()
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "n_heads", "n_kv_heads"), [(256, 8, 1), (128, 28, 4), (128, 12, 2), (80, 16, 2), (128, 5, 1)]
+)
+def test_heads_of_real_models(head_dim: int, n_heads: int, n_kv_heads: int) -> None:
+    for kv_dtype, max_len in (("f16", 4096), ("f32", 64), ("s8", 4096)):
+        if n_heads * head_dim % 64 == 0:
+            generate(IncrementalAttention(max_len, head_dim, n_heads, n_kv_heads, kv_dtype=kv_dtype, batched=True,
+                                          programmatic=True, halves=3), "sm_90")  # fmt: skip
+
+
 def test_mistakes() -> None:
     with pytest.raises(SpecError, match=r"halves: needs batched=True \(got halves=3, batched=False; nearest: halves=0"):
         IncrementalAttention(**SHAPE, halves=3)
     with pytest.raises(SpecError, match=r"halves: must be one of 0, 1, 3"):
         IncrementalAttention(**SHAPE, batched=True, halves=2)
-    with pytest.raises(SpecError, match=r"n_heads \* head_dim: must be a multiple of 64"):
+    with pytest.raises(SpecError, match=r"halves: n_heads \* head_dim must be a multiple of 64 \(got 16"):
         IncrementalAttention(32, 8, 2, 2, batched=True, halves=1)

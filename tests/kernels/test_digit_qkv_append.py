@@ -56,14 +56,16 @@ def test_it_is_the_product_and_then_the_append(device: Device) -> None:
     assert np.abs(both["k_cache"].astype(np.float32) - apart["k_cache"].astype(np.float32)).max() < 4e-3
 
 
-def test_a_sequence_without_a_position_in_the_cache_writes_nothing() -> None:
-    spec = DigitQkvAppend(**SHAPE)
-    given = {**spec.example(np.random.default_rng(0), rows=4), "q": np.ones((4, 6, 32), np.float32)}
+def test_a_sequence_without_a_position_in_the_cache_appends_nothing() -> None:
+    spec = DigitQkvAppend(**SHAPE, precise=True)
+    given = spec.example(np.random.default_rng(0), rows=4)
+    del given["q"]
     given["positions"] = np.array([3, -1, 70, 69], np.int32)
     out = trial(spec, CpuDevice(mode="check"), target=WHERE, arguments=given, rows=4).require().outputs
-    for name in ("q", "k_cache", "v_cache"):
+    for name in ("k_cache", "v_cache"):
         same = [(out[name][row] == given[name][row]).all() for row in range(4)]
         assert same == [False, True, True, False], name
+    assert np.isfinite(out["q"]).all()  # attention loads it, whatever the length
 
 
 def test_rows_past_the_last_write_nothing() -> None:

@@ -57,7 +57,8 @@ class ElementDigits:
         self.b, self.digits = b, digits
         assert where.sequence is not None
         tile, token = split(b, "out_tile", "out_token", where.sequence, bytes_layout.TOKENS)
-        units = n_heads * head_dim // layout.UNIT
+        self.width = n_heads * head_dim
+        units = self.width // layout.UNIT
         self.out = b.op("mad.wide.u32", out, tile, units * layout.unit_bytes(digits), out)
         b.op("mad.wide.u32", out, token, 4 * layout.LANE_BYTES, out)
         self.first = b.op("mul.lo.u32", "out_column", task.first_head, head_dim)
@@ -67,6 +68,7 @@ class ElementDigits:
         """The digits of the four columns of an element of the CTA's heads; part of an open fragment."""
         b = self.b
         column = b.op("mad.lo.u32", "digit_column", element, OWN, self.first)
+        b.op("min.u32", column, column, self.width - OWN)  # as it is: a bound for the checks
         place, part = b.op("shr.u32", "digit_place", column, layout.PAIR.bit_length() - 1), b.reg("digit_part", "u32")
         b.op("mul.lo.u32", place, place, self.digits * layout.DIGIT_BYTES)
         for start, parts, nbytes in ((CHUNK, layout.PAIR // CHUNK, 2 * OWN), (OWN, CHUNK // OWN, layout.LANE_BYTES)):

@@ -12,7 +12,8 @@ from ptxgen.products.weighted import Surrounded
 
 
 class TokenHeads(HeadsEpilogue, EarlyResults):
-    """`HeadsEpilogue` of every token, at its own position; a token without a position in the cache writes nothing."""
+    """`HeadsEpilogue` of every token, at its own position; a token without a position in the cache has a query, which
+    attention loads whatever the length, and appends nothing."""
 
     def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, heads: Heads) -> None:
         EarlyResults.__init__(self, b, spec, at, memory)
@@ -50,6 +51,18 @@ class TokenHeads(HeadsEpilogue, EarlyResults):
         self.position = b.op("mov.s32", "row_position", -1)
         b.op("ld.global.s32", self.position, at[0], pred=exists)
         super()._prepare(out_row)
+
+    def guard(self, inside: Reg) -> None:
+        b = self.b
+        assert self.tokens is not None
+        b.op("setp.lt.and.u32", inside, self.whole_token, self.tokens.rows, inside)
+
+    def limit(self, appends: Reg) -> None:
+        b = self.b
+        b.note("one unsigned comparison refuses negative positions too")
+        has = b.op("setp.lt.u32", "position_in_cache", self.position, self.heads.max_len)
+        b.op("and.pred", appends, appends, has)
+        b.op("selp.b32", self.position, self.position, 0, has)
 
     def query_row(self) -> Reg:
         b, heads = self.b, self.heads
