@@ -105,6 +105,7 @@ class PackedGemm(PackedProduct):
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
         r"/n56_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden has a "
         "second tile",
+        r" arrival .*%expects_sums": "does not matter: no CTA that shares k has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|44|48|52|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
     }
