@@ -57,7 +57,7 @@ def test_results_that_a_thread_has_several_of(mode: str, monkeypatch: pytest.Mon
     clear_cache()
 
 
-def chain(device: Device, precision: str, scale: float, *, left: bool) -> tuple[np.ndarray, np.ndarray]:
+def chain(device: Device, precision: str, scale: float, *, left: bool, **shape: Any) -> tuple[np.ndarray, np.ndarray]:
     """x + A·u, normed, then B·; results of kernels, and of float64. `left`: what the norm takes is left by the first
     product; else `PackDigits` makes it."""
     rng, kind, n = np.random.default_rng(5), weight_format("bf16"), 512
@@ -67,7 +67,7 @@ def chain(device: Device, precision: str, scale: float, *, left: bool) -> tuple[
     u, x = rng.standard_normal((6, n), np.float32), scale * rng.standard_normal((6, n), np.float32)
     gain = rng.uniform(0.1, 3.0, n).astype(np.float32)
     digits = DIGITS[precision]
-    fields: dict[str, Any] = {"n": n, "k": n, "precision": precision}
+    fields: dict[str, Any] = {"n": n, "k": n, "precision": precision, **shape}
     stream, out = device.array(x.astype(np.float32)), device.empty((6, n), "f32")
     between = device.empty(layout.pack(x, digits).shape, "bf16")
     given = {"x": device.array(layout.pack(u, digits)), "weight": device.array(packed[0]), "out": stream, "n_rows": 6}
@@ -87,12 +87,12 @@ def chain(device: Device, precision: str, scale: float, *, left: bool) -> tuple[
     return out.numpy().astype(np.float64), rows @ second.T
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e9])
-def test_a_norm_divided_out_is_as_exact_as_one_before(device: Device, scale: float) -> None:
+@pytest.mark.parametrize(("scale", "shape"), [(1e-3, {}), (1.0, {"split": 2}), (1.0, {"share": 2}), (1e9, {})], ids=str)
+def test_a_norm_divided_out_is_as_exact_as_one_before(device: Device, scale: float, shape: dict[str, Any]) -> None:
     for precision, limit in (("exact", 5e-7), ("fast", 4e-3)):
         found = {}
         for left in (True, False):
-            got, want = chain(device, precision, scale, left=left)
+            got, want = chain(device, precision, scale, left=left, **shape)
             found[left] = np.linalg.norm(got - want) / np.linalg.norm(want)
         assert found[True] < limit, (precision, found)
         assert found[True] < 1.5 * found[False], (precision, found)
