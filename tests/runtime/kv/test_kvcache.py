@@ -39,7 +39,7 @@ def test_layout_and_size(device: Device) -> None:
         ({"n_layers": 0}, r"KvCache.n_layers: must be an int ≥ 1 \(got 0\)"),
         ({"max_len": -1}, r"KvCache.max_len"),
         ({"n_heads": 5}, r"KvCache.n_heads: must be a multiple of n_kv_heads 2 \(got 5\)"),
-        ({"dtype": "f64"}, r"KvCache.dtype: must be one of f32, f16, bf16, e4m3, s8 \(got f64\)"),
+        ({"dtype": "f64"}, r"KvCache.dtype: must be one of f32, f16, bf16, e4m3, s8 \(got 'f64'\)"),
     ],
 )
 def test_impossible_dimensions(device: Device, changes: dict, says: str) -> None:
