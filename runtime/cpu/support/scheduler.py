@@ -29,8 +29,9 @@ from ptxgen.runtime.cpu.support.next_block import in_random_order
 from ptxgen.runtime.cpu.support.parking import for_each_warp, reset_barrier
 
 # Rounds of a gang in which warps only used up their budget, before others have their turn and Python looks at it: few
-# where what it waits for comes soon, twice as many each time that it has not come
-LEAST_SPINS, MOST_SPINS = 4, 256
+# where what it waits for comes soon, twice as many each time that it has not come. In random order never many: there it
+# takes many looks to see that a gang waits
+LEAST_SPINS, MOST_SPINS, MOST_RANDOM_SPINS = 4, 256, 16
 MOST_ROUNDS = 8  # that a gang has at first in random mode before others have theirs: a power of two
 FIRST_ROUNDS = 1 << 14  # that a gang has at first in the other modes: one that waits through barriers gives way
 LATER_ROUNDS = 1 << 10  # that a gang has whenever it goes on, in every mode
@@ -212,15 +213,14 @@ def _end_round(c: Code, randomly: str) -> None:
         c.ret(f"i32 {PARKED}", when=c("call i1 @stuck(ptr %gang)"))
     idle = c(f"icmp eq i32 {c.load('i32', '%gang', GANG['moved'])}, 0")
     spun = c(f"add i32 {c.load('i32', '%gang', GANG['spins'])}, 1")
-    patience = c.load("i32", "%gang", GANG["patience"])
+    most_spins = c(f"select i1 {randomly}, i32 {MOST_RANDOM_SPINS}, i32 {MOST_SPINS}")
+    patience = c(f"call i32 @llvm.umin.i32(i32 {c.load('i32', '%gang', GANG['patience'])}, i32 {most_spins})")
     enough = c(f"and i1 {idle}, {c(f'icmp uge i32 {spun}, {patience}')}")
     goes_on = c(f"and i1 {idle}, {c(f'xor i1 {enough}, true')}")
     c.store("i32", c(f"select i1 {goes_on}, i32 {spun}, i32 0"), "%gang", GANG["spins"])
     c.store("i32", c(f"select i1 {idle}, i32 {patience}, i32 {LEAST_SPINS}"), "%gang", GANG["patience"])
     with c.if_(enough, likely=False):
-        most = c(f"icmp uge i32 {patience}, {MOST_SPINS}")
-        twice = c(f"select i1 {most}, i32 {patience}, i32 {c(f'shl i32 {patience}, 1')}")
-        c.store("i32", twice, "%gang", GANG["patience"])
+        c.store("i32", c(f"shl i32 {patience}, 1"), "%gang", GANG["patience"])
         with c.if_(CHECKING):
             c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
         c.ret(f"i32 {YIELDED}", when="true")
