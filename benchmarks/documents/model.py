@@ -69,7 +69,6 @@ def whole_models() -> Iterable[str]:
         decode_step.table(steps),
     )
     yield from _since("decode_step", "µs")
-    yield STEPS_SINCE
     yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
     yield from _never_reached("decode_step")
     yield from where_the_time_goes()
@@ -82,6 +81,7 @@ def whole_models() -> Iterable[str]:
     )
     yield from _since("prompt", "tokens/s")
     yield from _of_another_run("prompt", "llama.cpp", "ptxgen-fast")
+    yield from first_tokens()
     yield from _part(
         "Products alone: µs as graph nodes, weights beyond the L2",
         "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
@@ -118,6 +118,25 @@ def _part(title: str, about: str, table: str) -> Iterator[str]:
     yield f"## {title}\n"
     yield f"{about}\n"
     yield f"{table}\n"
+
+
+def first_tokens() -> Iterable[str]:
+    """The time to the first token of prompts in bf16 beside transformers: of the newest run that has both."""
+    peers = ("transformers-cudnn", "transformers-cudnn, graph")
+    rows = rows_measured("prompt", peers[0])
+    cases: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        cases.setdefault((row["case"]["model"], row["case"]["tokens"]), {})[row["impl"]] = row["us"] / 1e3
+    lines = []
+    for (model, count), ms in cases.items():
+        times = min(ms[peer] for peer in peers if peer in ms) / ms["ptxgen-fast"]
+        cells = [f"{ms[impl]:.{1 if ms[impl] < 100 else 0}f}" if impl in ms else "" for impl in ("ptxgen-fast", *peers)]
+        lines.append([model, str(count), *cells, f"{times:.2f}"])
+    yield from _part(
+        "The first token of a prompt in bf16: ms beside transformers with cuDNN's attention",
+        f"`graph`: the same call replayed from a CUDA graph. `times`: the faster of both ÷ ours. {commit_of(rows)}",
+        table(["model", "tokens", "ptxgen-fast", *peers, "times"], lines),
+    )
 
 
 def one_launch() -> Iterable[str]:
@@ -272,13 +291,6 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     yield "Measured since, in other runs:\n"
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
 
-
-STEPS_SINCE = """Rows of commit 9f1c403a692e are of a run on a host that compiled llama.cpp and transformers' steps
-meanwhile. Some are off by that, as runs before and after a change show: 8 × 512 and 32 × 512 of llama-3-8b in
-`ptxgen-fast` (3924 and 4811 before; 3947 in turns with the code before, 3975), 2 × 512 of llama-3.2-1b in it,
-llama-3-8b in Q4_K_M alone at depth 0 (1420), llama.cpp there (3703) and at 8 × 512 of qwen2.5-1.5b (3817), and
-transformers at 8 × 512 of llama-3-8b (7698).
-"""
 
 FEW_TOKENS = """The figures from here to the next heading were read off while kernels were made: single measurements on
 an H200, of which there are no rows in `benchmarks/results`.
