@@ -150,9 +150,7 @@ class PackedGemm(PackedProduct):
             programmatic=True,
         ),
         dict(n=128, k=768, weights="e4m3_block", tokens=192, x_dtype="e4m3", precision="fast", split=1),
-        dict(
-            n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1, row_scales=True
-        ),
+        dict(n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", row_scales=True),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", programmatic=True),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
