@@ -126,6 +126,10 @@ class DigitGemm(Weighted):
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         yield from rules.one_of("split", self.split, tuple(SPLITS))
         yield from rules.one_of("precision", self.precision, tuple(few_layout.DIGITS))
+        yield from rules.one_of("norm", self.norm, ("", "rms"))
+        yield from rules.between("eps", self.eps, 0.0, 1.0)
+        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from rules.one_of("share", self.share, (1, 2))
         if self.weights in FORMATS:
             yield from self._rules_of_shares()
 
@@ -146,10 +150,6 @@ class DigitGemm(Weighted):
 
     def _rules_of_norms(self) -> Iterator[str]:
         """Of norms, and of CTAs that share x: what only bf16 digits have."""
-        yield from rules.one_of("norm", self.norm, ("", "rms"))
-        yield from rules.between("eps", self.eps, 0.0, 1.0)
-        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
-        yield from rules.one_of("share", self.share, (1, 2))
         for name, value, nearest in (("norm", self.norm, ""), ("norm_out", self.norm_out, False)):
             if value and not self.halves:
                 yield f"{name}: needs weights in bf16 (got weights={self.weights!r}; nearest: {name}={nearest!r})"

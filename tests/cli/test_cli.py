@@ -131,15 +131,15 @@ WRONG = {
     "unknown field": (["generate", *SCATTER, "--n-heds", "3", *TO], "--n-heds"),
     "not a number": (["generate", *SCATTER[:-1], "two", *TO], "'two'"),
     "missing fields": (["generate", SCATTER[0], *TO], "KvCacheScatter.head_dim: is needed"),
-    "head_dim 100": (["generate", *SCATTER, "--head-dim", "100", *TO], "head_dim: must be a multiple of 8"),
+    "head_dim 100": (["generate", *SCATTER[:4], "100", *SCATTER[5:], *TO], "head_dim: must be a multiple of 8"),
     "several stages": (
         ["generate", *SCATTER[:3], "--head-dim", "64.5", "--kv-dtype", "q4", "--target", "sm_70"],
         "must be an int (got '64.5'); KvCacheScatter.n_kv_heads: is needed and has no default; "
         "KvCacheScatter.kv_dtype: must be one of f32, f16, bf16, e4m3, s8 (got q4); "
         "KvCacheScatter.target: must be sm_75 or later",
     ),
-    "head_dim 1024": (["generate", *SCATTER, "--head-dim", "1024", *TO], "nearest: 512"),
-    "max_len 0": (["generate", *SCATTER, "--max-len", "0", *TO], "max_len: must be from 1"),
+    "head_dim 1024": (["generate", *SCATTER[:4], "1024", *SCATTER[5:], *TO], "nearest: 512"),
+    "max_len 0": (["generate", *SCATTER[:2], "0", *SCATTER[3:], *TO], "max_len: must be from 1"),
     "dtype": (["generate", *SCATTER, "--kv-dtype", "f12", *TO], "kv_dtype: must be one of"),
     "no target": (["generate", *SCATTER], "--target: is needed"),
     "unknown target": (["generate", *SCATTER, "--target", "sm_91"], "(got 'sm_91')"),
