@@ -62,7 +62,10 @@ class DigitQkvAppend(KernelType):
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
     share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
-    holds: bool = field(default=False, doc="the next kernel starts when this one has ended, programmatic or not")
+    holds: bool = field(
+        default=False, silent="it changes when the next kernel starts, not what this one computes",
+        doc="the next kernel starts when this one has ended, programmatic or not",
+    )  # fmt: skip
 
     sizes = {"rows": 3, "n_rows": -1, "pages": 8, "position": -1}  # -1: all, and one at random
     lowest_target = "sm_90"

@@ -36,6 +36,8 @@ def directed(name: str, rounding: str, kind: str, source: str = "") -> str:
         call = f"@llvm.experimental.constrained.{intrinsic}.{short}({arguments}, {tail})"
     result = c(f"call {vector} {call} strictfp")
     c.do("call void @llvm.set.rounding(i32 1)")
+    if source.startswith("u") and rounding == "rm":  # hosts that subtract for it make -0 of 0
+        result = c(f"call {vector} @llvm.fabs.{short}({vector} {result})")
     c.ret(f"{vector} {result}")
     return c.text()
 

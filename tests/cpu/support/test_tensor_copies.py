@@ -181,9 +181,9 @@ def test_memory_that_was_freed_is_found():
     device = open_device("cpu", threads=1)
     array = device.array(np.zeros((8, 32), np.float32))
     made = device.tensor_map(array, (4, 32))
-    array.free()
     kernel = device.module(text(2, LOADS))["k"]
-    rest = [bytes(20), device.zeros(512, "u8"), np.uint32(512)]
+    rest = [bytes(20), device.zeros(512, "u8"), np.uint32(512)]  # before its bytes are free to be taken again
+    array.free()
     with pytest.raises(CudaError, match="was freed; allocate a new one"):
         kernel.bind(1, 32, [made, *rest])
     with pytest.raises(ExecutionError, match="freed"):
