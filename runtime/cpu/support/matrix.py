@@ -31,6 +31,31 @@ def mma(kind: str, depth: str) -> str:
     return c.text()
 
 
+@support("transposed")
+def transposed() -> str:
+    """`transposed(tile)`: rows and columns of an 8×8 tile of 16-bit elements exchanged."""
+    tile, halves = vec("i32"), vec("i16", 64)
+    c = Code(f"define internal {tile} @transposed({tile} %a) noinline")
+    turned = indices([8 * column + row for row in range(8) for column in range(8)])
+    flat = c(f"bitcast {tile} %a to {halves}")
+    c.ret(f"{tile} " + c(f"bitcast {halves} {c(f'shufflevector {halves} {flat}, {halves} poison, {turned}')} to {tile}"))
+    return c.text()
+
+
+@support("rows")
+def rows(way: str) -> str:
+    """`rows.of_words(p)`, `rows.to_words(p)`: 32 rows of four 32-bit words, and four words of 32 lanes, in place."""
+    whole = vec("i32", 128)
+    c = Code(f"define internal void @rows.{way}(ptr %p) noinline")
+    order = [32 * word + row for row in range(32) for word in range(4)]
+    if way == "to_words":
+        order = [4 * row + word for word in range(4) for row in range(32)]
+    held = c.load(whole, "%p", align=64)
+    c.store(whole, c(f"shufflevector {whole} {held}, {whole} poison, {indices(order)}"), "%p", align=64)
+    c.ret()
+    return c.text()
+
+
 def _columns(c: Code, tile: str, k: int, step: int) -> tuple[str, str]:
     """Element `step` of a's rows down the tile, and of b's rows across it."""
     down = indices([k * (n // 8) + step for n in range(64)])

@@ -13,23 +13,17 @@ from ptxgen.runtime.cpu.emit.llvm_types import vector_of
 from ptxgen.runtime.cpu.flow.flow import Op, Source
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.flow.symbols import bits_of
-from ptxgen.runtime.cpu.native.ir import indices, vec
+from ptxgen.runtime.cpu.native.ir import vec
 from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.faults import FAULT_ASSERT
 from ptxgen.runtime.cpu.support.tiles import ACCUMULATORS, ELEMENTS
 
-_I32, _HALVES = vec("i32"), vec("i16", 64)
-_TRANSPOSED = indices([8 * column + row for row in range(8) for column in range(8)])
-_WORDS = vec("i32", 128)
-_ROWS_OF_WORDS = indices([32 * word + row for row in range(32) for word in range(4)])
-_WORDS_OF_ROWS = indices([4 * row + word for word in range(4) for row in range(32)])
+_I32 = vec("i32")
 
 
 def _transpose(e: Emitter, tile: str) -> str:
     """An 8×8 tile of 16-bit elements, rows and columns exchanged."""
-    halves = e.c(f"bitcast {_I32} {tile} to {_HALVES}")
-    turned = e.c(f"shufflevector {_HALVES} {halves}, {_HALVES} poison, {_TRANSPOSED}")
-    return e.c(f"bitcast {_HALVES} {turned} to {_I32}")
+    return e.c(f"call {_I32} @transposed({_I32} {tile})")
 
 
 def whole_warp(e: Emitter) -> None:
@@ -79,8 +73,7 @@ def ldmatrix(e: Emitter, op: Op) -> None:
     targets = _tiles(e, op, op.operands[0])
     whole_warp(e)
     e.c.do(_row_access(e, op, op.operands[1], len(targets), "ld"))
-    words = e.c.load(_WORDS, e.scratch, align=64)
-    e.c.store(_WORDS, e.c(f"shufflevector {_WORDS} {words}, {_WORDS} poison, {_ROWS_OF_WORDS}"), e.scratch, align=64)
+    e.c.do(f"call void @rows.of_words(ptr {e.scratch})")
     for n, target in enumerate(targets):
         tile = e.c.load(_I32, e.scratch, 128 * n, align=64)
         e.dst(target, _transpose(e, tile) if "trans" in op.words else tile, "b32")
@@ -94,8 +87,7 @@ def stmatrix(e: Emitter, op: Op) -> None:
     for n in range(4):
         tile = e.src(sources[min(n, len(sources) - 1)], "b32")
         e.c.store(_I32, _transpose(e, tile) if "trans" in op.words else tile, e.scratch, 128 * n, align=64)
-    words = e.c.load(_WORDS, e.scratch, align=64)
-    e.c.store(_WORDS, e.c(f"shufflevector {_WORDS} {words}, {_WORDS} poison, {_WORDS_OF_ROWS}"), e.scratch, align=64)
+    e.c.do(f"call void @rows.to_words(ptr {e.scratch})")
     e.c.do(_row_access(e, op, op.operands[0], len(sources), "st"))
 
 
