@@ -38,7 +38,8 @@ def transposed() -> str:
     c = Code(f"define internal {tile} @transposed({tile} %a) noinline")
     turned = indices([8 * column + row for row in range(8) for column in range(8)])
     flat = c(f"bitcast {tile} %a to {halves}")
-    c.ret(f"{tile} " + c(f"bitcast {halves} {c(f'shufflevector {halves} {flat}, {halves} poison, {turned}')} to {tile}"))
+    other = c(f"shufflevector {halves} {flat}, {halves} poison, {turned}")
+    c.ret(f"{tile} " + c(f"bitcast {halves} {other} to {tile}"))
     return c.text()
 
 
