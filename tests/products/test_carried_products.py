@@ -12,6 +12,7 @@ from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
+from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS
 from ptxgen.products.wgmma import shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime import Device
@@ -143,6 +144,17 @@ def test_warpgroups_ask_for_no_more_registers_than_there_are(tile_rows: int, pre
         if asked:
             assert int(asked["dec"]) + (warpgroups - 1) * int(asked["inc"]) <= warpgroups * first
     assert bool(legal) == (precision == "fast" and tile_rows != 256)
+
+
+def test_more_registers_than_there_are_is_a_deadlock() -> None:
+    """Of three warpgroups that multiply 192 tokens, with what two have of which the results are carried."""
+    spec = PackedGemm(384, 256, tokens=192, tile_rows=192, split=1, share=1, precision="fast", out_dtype="bf16")
+    subject, asked = SpecSubject(spec, target(WHERE)), dict(zip(("dec", "inc"), CARRIED_REGISTERS, strict=True))
+    text = re.sub(r"(setmaxnreg\.(inc|dec)\S*) \d+", lambda m: f"{m[1]} {asked[m[2]]}", subject.ptx.text)
+    found = subject.outcome(text, "fast")
+    assert found is not None
+    assert "deadlock in kernel packed_gemm" in found.said
+    assert "the CTA's pool of registers (224 a thread, 3072 more than it has; 1024 are free)" in found.said
 
 
 @needs_assembler

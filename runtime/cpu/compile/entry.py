@@ -13,6 +13,7 @@ from ptxgen.foreign.reserved import RESERVED
 from ptxgen.gc_pause import GcPause
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.flow.flow import Block, Flow
+from ptxgen.runtime.cpu.flow.launch_registers import launch_registers
 from ptxgen.runtime.cpu.flow.written_params import written_params
 from ptxgen.runtime.cpu.native.host import Host
 from ptxgen.runtime.cpu.native.layout import SHARED_BASE, Shape
@@ -49,6 +50,7 @@ class Entry:
     stops: tuple[tuple[int, str], ...]  # line and opcode at which each block begins, by number
     variables: tuple[tuple[str, int, int], ...]  # shared variables: name, window offset, bytes
     performance: tuple[tuple[str, tuple[int, ...]], ...]
+    launch_registers: int  # a thread's, where `setmaxnreg` changes them; else 0
     strong: bool  # it has atomics, or volatile or relaxed accesses, that may be of shared memory
     prints: bool  # it calls vprintf
     written: tuple[int, ...]  # offsets of parameters through which it may write (check mode: `flow/written_params.py`)
@@ -115,11 +117,17 @@ def described(
         stops=((0, ""), *(_first(block) for block in flow.blocks)),
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
+        launch_registers=launch_registers(function.performance, _registers_asked(flow)),
         written=written_params(flow.blocks) if check else (),
         prints=any(op.words[0] == "$printf" for block in flow.blocks for op in block.ops),
         strong=any(_is_strong(op.words) for block in flow.blocks for op in block.ops),
     )
     return entry, emitter, text
+
+
+def _registers_asked(flow: Flow) -> list[int]:
+    counts = (op.operands[0] for block in flow.blocks for op in block.ops if op.words[0] == "setmaxnreg")
+    return [int(count.value) for count in counts if isinstance(count, nodes.Immediate)]
 
 
 def _is_strong(words: tuple[str, ...]) -> bool:

@@ -90,7 +90,7 @@ class Jumps(Operands):
         self._mask_vector = ""
         self._guards.clear()
 
-    def wait_here(self, ready: str, kind: int, number: str, argument: str) -> None:
+    def wait_here(self, ready: str, kind: int, number: str, argument: str, count: int = 0) -> None:
         """Lanes of `ready` (an i32) go on; the others park and run this block again when woken. First in a block."""
         c = self.c
         site = self.new_site()
@@ -98,7 +98,7 @@ class Jumps(Operands):
         with c.if_(c(f"icmp ne i32 {late}, 0")):
             c.do(
                 f"call void @park(ptr %w, i32 {kind}, i32 {number}, i32 {late}, i32 {self.block.number}, i32 {site}, "
-                f"i32 0, i64 {argument})"
+                f"i32 {count}, i64 {argument})"
             )
         stem = c.fresh("")
         passing = c(f"and i32 {self.mask}, {ready}")

@@ -53,6 +53,7 @@ Function = TypeVar("Function", bound=Callable[..., None])  # (e: Emitter, op: Op
 _FAMILIES = (
     "move", "integer", "logic", "floating", "approximate", "half", "compare", "convert", "load_store", "atomic",
     "control", "warp", "barrier", "matrix", "cluster", "mbarrier", "async_copy", "tensor", "wgmma",
+    "registers",
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ LAUNCH = _offsets(
     "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
     "pending:4 blocks:4 words:4 first_block:4 budget:4 look:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
     "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 workspace:64 ext:128 inits:4 "
-    "pad_inits:4 print:8"
+    "registers:4 print:8"
 )
 WORKSPACE_BYTES = 64  # what a cooperative launch has for the barrier of its grid (%envreg1, %envreg2)
 # `readable` and `writable`: the allocations that native code searches
@@ -73,7 +73,8 @@ GANG = _offsets(
 CTA = _offsets(
     "launch:8 thread:8 gang:8 shared:8 shared_bytes:8 warps:8 id_x:4 id_y:4 id_z:4 rank:4 warp_count:4 threads:4 "
     "live:4 alive_warps:4 index:8 epoch:4 begun:4 valid:8 races:8 known:8 glimpsed:8 bars:512 ext:328 "
-    "learned:4 fences:4 late:4 late_round:4 seen_place:4 seen_times:4 seen_warp:4 last_map:4 made_maps:64"
+    "learned:4 fences:4 late:4 late_round:4 seen_place:4 seen_times:4 seen_warp:4 last_map:4 made_maps:64 "
+    "pool:4 pad:4"
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
@@ -83,7 +84,8 @@ WARP = _offsets(
     "wgmma_since:4 wgmma_groups:128 cluster_seen:128 copy_group:128 "
     "bulk_group:128 fenced:128 fenced_cta:128 knows:4 glimpses:4 phase:4 learned:4 "
     "how:4 last_wait:4 waits:128 "
-    "proxied:128 apart:4 released:4 proxy_fences:128 proxy_count:4 pad4:4"
+    "proxied:128 apart:4 released:4 proxy_fences:128 proxy_count:4 registers:4 "
+    "register_steps:4 register_asked:4 register_site:4 pad4:4"
 )
 TURNS_BYTES = 32 * 32 * 4  # of a warp in check mode: a time for each pair of lanes
 MADE_MAPS = 8  # tensor maps of a CTA that check mode keeps (`check/made_maps.py`)
@@ -136,8 +138,8 @@ ORDER_TIMES = ORDER_KEYS + 8 * ORDER_PLACES  # i32: how often a place was releas
 PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}
 
 # park kinds
-PARK_BARRIER, PARK_CLUSTER, PARK_MBARRIER = 1, 2, 3
-PARK_NAMES = {1: "barrier", 2: "cluster barrier", 3: "mbarrier"}
+PARK_BARRIER, PARK_CLUSTER, PARK_MBARRIER, PARK_REGISTERS = 1, 2, 3, 4
+PARK_NAMES = {1: "barrier", 2: "cluster barrier", 3: "mbarrier", 4: "registers"}
 
 # what a warp function returns, and the state of a warp; a gang may also be PAUSED: somebody asked for a look
 DONE, PARKED, YIELDED, FAULTED, RUNNABLE, PAUSED = 0, 1, 2, 3, 4, 5

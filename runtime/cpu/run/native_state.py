@@ -93,6 +93,7 @@ def launch_block(entry: Entry, geometry: Geometry, check: bool) -> Block:
     block.put("I", LAUNCH["dynamic_shared"], geometry.shared)
     block.put("q", LAUNCH["cleared"], shape.file - READY)
     block.put("I", LAUNCH["inits"], int(entry.strong))
+    block.put("I", LAUNCH["registers"], entry.launch_registers)
     if check:
         block.order = order_block(geometry)
         block.put("q", LAUNCH["known"], block.order.address)

@@ -8,7 +8,7 @@ from ptxgen.finding import Finding, Spot
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.flow.aligned_barriers import is_aligned
 from ptxgen.runtime.cpu.native import layout
-from ptxgen.runtime.cpu.native.layout import CTA, PARK, PARK_NAMES, SHARED_BASE, WARP
+from ptxgen.runtime.cpu.native.layout import CTA, PARK, PARK_NAMES, SHARED_BASE, WARP, WARP_LANES
 from ptxgen.runtime.cpu.run.address_names import readable
 from ptxgen.runtime.cpu.run.findings import DIVERGED, Source, lanes_text
 from ptxgen.runtime.cpu.run.native_state import Gang
@@ -22,6 +22,7 @@ class _Waiting(NamedTuple):
 
     text: str
     spot: Spot
+    registers: bool = False  # what they wait for: it is told first
 
 
 def deadlock(entry: Entry, source: Source, gang: Gang) -> Finding:
@@ -36,11 +37,20 @@ def deadlock(entry: Entry, source: Source, gang: Gang) -> Finding:
             torn = torn or _waits_at_aligned_barrier(entry, gang, cta, number)
     if torn:
         return _finding(entry, source, "divergent aligned barrier", "", waiting, DIVERGED)
-    advice = "each of these needs lanes or arrivals that never come"
-    return _finding(entry, source, "deadlock", ": no warp can run", waiting, advice)
+    return _finding(entry, source, "deadlock", ": no warp can run", waiting, _needs(entry))
+
+
+def _needs(entry: Entry) -> str:
+    if not entry.launch_registers:
+        return "each of these needs lanes or arrivals that never come"
+    return (
+        "each of these needs lanes, arrivals or registers that never come: at its launch a CTA has "
+        f"{entry.launch_registers} registers a thread, and setmaxnreg only shares these out"
+    )
 
 
 def _finding(entry: Entry, source: Source, title: str, more: str, waiting: list[_Waiting], advice: str) -> Finding:
+    waiting = sorted(waiting, key=lambda one: not one.registers)
     lines = [one.text for one in waiting]
     shown = lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
     text = "\n  ".join([f"{title} in kernel {entry.name}{more}", *shown, *([advice] if advice else [])])
@@ -86,14 +96,25 @@ def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> 
             arrived = gang.ctas.get("I", bar + layout.BAR["arrived"])
             needed = count or gang.ctas.get("I", rank * CTA["_stride"] + CTA["live"])
             what = f"barrier {which} ({arrived} of {needed} threads have arrived)"
+        elif kind == layout.PARK_REGISTERS:
+            what = _registers(entry, gang, here, rank, count)
         said = f"{lanes_text(mask)} wait at {what}: {source.at(line, text)}"
-        found.append(_Waiting(said, source.spot(line, text, who, mask)))
+        found.append(_Waiting(said, source.spot(line, text, who, mask), kind == layout.PARK_REGISTERS))
     for block in range(1, gang.shape.blocks):
         mask = gang.warps.get("I", here + gang.shape.pending + 4 * block)
         if mask:
             said = f"{lanes_text(mask)} wait for other lanes of the warp: {source.at(*entry.stops[block])}"
             found.append(_Waiting(said, source.spot(*entry.stops[block], who, mask)))
     return found
+
+
+def _registers(entry: Entry, gang: Gang, warp: int, rank: int, count: int) -> str:
+    """What a warp that asks for `count` registers a thread wants of the pool of its CTA, and what is there."""
+    change = gang.warps.get("i", warp + WARP["registers"])
+    has = entry.launch_registers + change
+    free = gang.ctas.get("I", rank * CTA["_stride"] + CTA["pool"])
+    wanted = f"{count} a thread, {WARP_LANES * (count - has)} more than it has"
+    return f"the CTA's pool of registers ({wanted}; {WARP_LANES * free} are free)"
 
 
 def _mbarrier(entry: Entry, gang: Gang, pointer: int) -> str:

@@ -24,7 +24,7 @@ _PARTS = (
     "support.float_extremes", "support.integer",
     "support.convert", "support.warp", "support.matrix", "support.tiles", "support.cluster", "support.mbarrier",
     "support.async_copy", "support.bulk", "support.tensor_boxes", "support.tensor_copy", "support.wgmma",
-    "support.printing",
+    "support.register_pool", "support.printing",
     "check.shadow", "check.shared_cells", "check.vector_clocks", "check.shared_races", "check.async_proxy",
     "check.release_records", "check.record_rows", "check.release_acquire", "check.global_races", "check.global_reads",
     "check.deferred_reductions", "check.remote_shared", "check.late_lanes", "check.made_maps", "check.lane_turns",

@@ -335,6 +335,8 @@ def leave(*_: str) -> str:
     cta = c.load("ptr", "%w", WARP["cta"])
     live = c(f"sub i32 {c.load('i32', cta, CTA['live'])}, {pop_count(c, '%mask')}")
     c.store("i32", live, cta, CTA["live"])
+    with c.if_(CHECKING), c.if_(c(f"icmp eq i32 {c.load('i32', '%w', WARP['exited'])}, -1")):
+        c.do("call void @registers.left(ptr %w)")
     with c.if_(CHECKING), c.if_(c(f"icmp eq i32 {live}, 0")):
         c.do("call void @remote.gone(ptr %w)")
         c.do("call void @async.left(ptr %w)")

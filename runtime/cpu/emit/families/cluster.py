@@ -1,4 +1,4 @@
-"""Clusters: mapa, getctarank, barrier.cluster; griddepcontrol; and what needs nothing here (setmaxnreg).
+"""Clusters: mapa, getctarank, barrier.cluster; and griddepcontrol.
 
 The window address of another CTA's shared memory carries its rank, plus one, above the offset (`layout.RANK_SHIFT`).
 """
@@ -71,8 +71,3 @@ def grid_dependency(e: Emitter, op: Op) -> None:
     if e.check and "wait" in op.words:
         now = e.c.load("i32", e.launch, LAUNCH["generation"])
         e.c.store("i32", now, "%w", WARP["before"])
-
-
-@emits("setmaxnreg", outputs=0)
-def nothing(e: Emitter, op: Op) -> None:
-    """Nothing to do: the executor has registers enough."""
