@@ -39,6 +39,14 @@ else:
         return lambda decorator: decorator
 
 
+class Reading(NamedTuple):
+    """What is compared of an output, and the largest relative error; None: the spec's limit, 0: it is exact."""
+
+    name: str
+    values: np.ndarray
+    limit: float | None = None
+
+
 class KernelType:
     """Subclass with `@kernel_type`; give fields, rules, params, launch, build, given, reference and goldens."""
 
@@ -121,6 +129,11 @@ class KernelType:
     error_limit: ClassVar[float | None] = None
     """The largest relative error (2-norm, over a buffer) of a result; None: what the coarsest element type among the
     fields gives (`ptxgen.parity`)."""
+
+    def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
+        """What is compared of an output, of results and reference alike: the buffer as it is, unless one limit does
+        not fit all outputs, or numbers lie in parts (`ptxgen.products.readings`)."""
+        yield Reading(output, values)
 
     # -- what tests know besides, of no weight for a text -------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,30 @@ class Verdict:
 
 def limit_of(spec: KernelType) -> float:
     """The limit for a spec: its kernel type's own, else that of the coarsest element type among its fields."""
-    if spec.error_limit is not None:
-        return spec.error_limit
+    return limit_of_types(spec) if spec.error_limit is None else spec.error_limit
+
+
+def limit_of_types(spec: KernelType) -> float:
+    """The limit of the coarsest element type among a spec's fields."""
     types = [v for f in dataclasses.fields(spec) if isinstance(v := getattr(spec, f.name), DType)]  # type: ignore[arg-type]
     return max((LIMITS[t.name] for t in types if t.name in LIMITS), default=LIMITS["f32"])
+
+
+def judge(
+    spec: KernelType, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray], limit: float | None = None
+) -> list[Verdict]:
+    """A verdict for each reading of every buffer that is wanted; `limit` in place of theirs, but where that is 0."""
+    verdicts = []
+    for name, wanted in want.items():
+        if got[name].shape != wanted.shape:
+            verdicts.append(compare(name, got[name], wanted, 0.0))
+            continue
+        pairs = zip(spec.readings(name, got[name]), spec.readings(name, wanted), strict=True)
+        for found, reference in pairs:
+            own = limit_of(spec) if found.limit is None else found.limit
+            allowed = own if limit is None or own == 0 else limit
+            verdicts.append(compare(found.name, found.values, reference.values, allowed))
+    return verdicts
 
 
 def compare(name: str, got: np.ndarray, want: np.ndarray, limit: float) -> Verdict:

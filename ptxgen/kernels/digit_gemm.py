@@ -10,7 +10,7 @@ from ptxgen import rules
 from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, release_and_wait
-from ptxgen.kernel import field, kernel_type
+from ptxgen.kernel import Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
@@ -24,6 +24,7 @@ from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.columns import FewColumns
 from ptxgen.products.few.results import HalfResults, NormedResults
 from ptxgen.products.product import Tokens
+from ptxgen.products.readings import EXACT, ONE_DIGIT
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.stream import Stream
 from ptxgen.products.weighted import Weighted
@@ -183,8 +184,14 @@ class DigitGemm(Weighted):
 
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
-        """Of digits one by one: a sum at a tie rounds to the one or the other bf16, 2⁻⁸ of an element apart."""
-        return 1e-3 if self.packed_out or self.norm_out else None
+        """Of elements one by one, whatever the output."""
+        return ONE_DIGIT if self.packed_out or self.norm_out else EXACT
+
+    def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
+        if output == "digits" or self.packed_out:
+            yield from few_layout.readings(output, values, self.digits, EXACT)
+        else:
+            yield Reading(output, values, EXACT)
 
     @property
     def halves(self) -> bool:

@@ -21,10 +21,12 @@ from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, Reading, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
+from ptxgen.parity import LIMITS, limit_of_types
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.digits import ElementDigits
+from ptxgen.products.readings import EXACT
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
@@ -181,6 +183,16 @@ class IncrementalAttention(KernelType):
     def error_limit(self) -> float | None:  # type: ignore[override]
         """Of digits one by one: a value at a tie rounds to the one or the other bf16."""
         return 2e-2 if self.halves else None
+
+    def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
+        own = limit_of_types(self)
+        if self.halves and output == "out":
+            if own == LIMITS["f32"] and not self.soft_cap and self.scale is None:  # these have errors of large scores
+                own = EXACT
+            yield from few_layout.readings(output, values, self.halves, own)
+        else:
+            capped = output == "lse" and self.soft_cap  # a score is off by 1e-6 of its cap, and may be all there is
+            yield Reading(output, values, max(own, 1e-4) if capped else own)
 
     # -- parameters and geometry -------------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.threads import split
-from ptxgen.kernel import KernelType, field, kernel_type
+from ptxgen.kernel import KernelType, Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.digits import CHUNKS, LANES, OWN, UnitDigits
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.digits import HalfDigits
+from ptxgen.products.readings import EXACT
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
@@ -203,17 +204,26 @@ class PackDigits(KernelType):
         b.expose(repeats=self.dim > loads * reach)
         return root
 
+    def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
+        """The reference rounds as the kernel does."""
+        if output == "out" and self.halves:
+            yield from few_layout.readings(output, values, self.halves, EXACT, one=EXACT)
+        else:
+            yield Reading(output, values)
+
     # -- example and reference -----------------------------------------------------------------------------------------
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """x of a few bits, so that its sums of squares are the same in any order."""
+        """With a norm x of a few bits, so that its sums of squares are the same in any order."""
         import numpy as np
 
-        x = rng.integers(-24, 25, (sizes["rows"], self.dim)).astype(np.float32) / 8
-        return {"x": x, "n_rows": n_rows_given(sizes, self.indirect)}
+        given: dict[str, Any] = {"n_rows": n_rows_given(sizes, self.indirect)}
+        if self.norm:
+            given["x"] = rng.integers(-24, 25, (sizes["rows"], self.dim)).astype(np.float32) / 8
+        return given
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         """As the kernel rounds it, so that the bytes are the same."""

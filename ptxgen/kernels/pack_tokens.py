@@ -9,9 +9,11 @@ from ptxgen import rules
 from ptxgen.dtypes import bf16, e4m3, f16, f32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import split
-from ptxgen.kernel import kernel_type
+from ptxgen.kernel import Reading, kernel_type
 from ptxgen.launch import Launch, Param, buffer
+from ptxgen.parity import LIMITS
 from ptxgen.products.example import normed
+from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, PackedRows, Packing
@@ -116,6 +118,12 @@ class PackTokens(PackedRows):
         kind = RowPacking if self.by_row else ScaledPacking if self.scaled else Packing
         kind(b, self).build(thread, row, tile, token, exists)
         b.expose(repeats=self.columns > self.reach, largest_of_rows=self.scaled and not self.group)
+
+    def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
+        if self.digits > 1 and output in ("out", "sums"):
+            yield from digit_readings(output, values, 2, EXACT, self.dtype)
+        else:
+            yield Reading(output, values, LIMITS["f32"] if output == "scales" else None)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

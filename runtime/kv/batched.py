@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ptxgen.runtime.kv.kvcache import KvCache, as_rows, scatter
 from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, within
 from ptxgen.runtime.kv.pages import PageTable
 from ptxgen.runtime.kv.sizing import bytes_per_sequence, overhead
-from ptxgen.runtime.kv.slot_copies import blocks_of_slot
+from ptxgen.runtime.kv.slot_copies import Pair, blocks_of_slot
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 
 log = logging.getLogger("ptxgen.runtime")
@@ -130,8 +131,7 @@ class BatchedKvCache:
         """
         (batch,) = positive("BatchedKvCache", batch=batch)
         if batch <= self.allocated_batch and self._store:
-            for slot in range(batch, self.batch):
-                self.set_length(slot, 0)
+            self._empty(batch, self.batch, None)
             self.batch = batch
             return False
         rows, count = self._extents(batch)
@@ -207,8 +207,8 @@ class BatchedKvCache:
 
     def reset(self) -> None:
         """Forget all positions; the bytes stay."""
-        for slot in range(self.batch):
-            self.set_length(slot, 0)
+        _ = self._held
+        self._empty(0, self.batch, None)
 
     def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
@@ -231,20 +231,41 @@ class BatchedKvCache:
         _ = self._held
         for layer in range(self.n_layers):
             self.rings.check("BatchedKvCache.set_length", layer, length, int(self._written[at]))
-        self._put_length(at, length, where)
-        self._written[at] = max(length, self._written[at]) if length else 0
+        with self._reserved({at: length}):
+            self._put_out(at, at + 1, where)
+        self._put_length(at, length, max(length, int(self._written[at])))
 
-    def _put_length(self, at: int, length: int, where: Stream | None) -> None:
-        """`set_length` without a look at what rings hold."""
-        if self.pages is not None:
-            self.pages.reserve({at: length})
-        if self._stepping[at]:
-            self._positions[at : at + 1].fill(-1, where)
-            self._device_lengths[at : at + 1].fill(0, where)
-            self._stepping[at] = False
+    def _put_length(self, at: int, length: int, written: int) -> None:
+        """What the host knows of a slot that takes part in nothing, and has the pages; `written`: of its rings."""
         if self.pages is not None:
             self.pages.shrink(at, length)
-        self._lengths[at] = length
+        self._lengths[at], self._written[at] = length, written if length else 0
+
+    @contextlib.contextmanager
+    def _reserved(self, lengths: dict[int, int]) -> Iterator[None]:
+        """Pages for lengths of slots, which are given back after an error."""
+        if self.pages is not None:
+            self.pages.reserve(lengths)
+        try:
+            yield
+        except BaseException:
+            if self.pages is not None:
+                for slot in lengths:
+                    self.pages.shrink(slot, int(self._lengths[slot]))
+            raise
+
+    def _put_out(self, first: int, end: int, where: Stream | None) -> None:
+        """Tell the device of neighbouring slots that they take part in nothing, if it does not know."""
+        if self._stepping[first:end].any():
+            self._positions[first:end].fill(-1, where)
+            self._device_lengths[first:end].fill(0, where)
+            self._stepping[first:end] = False
+
+    def _empty(self, first: int, end: int, where: Stream | None) -> None:
+        """Neighbouring slots hold nothing; all of them, or after an error what they held."""
+        self._put_out(first, end, where)
+        for slot in range(first, end):
+            self._put_length(slot, 0, 0)
 
     def rollback(self, slot: int, position: int, stream: object = None) -> None:
         """Forget the positions of a slot from `position` on, as `set_length` does; never lengthens it."""
@@ -259,7 +280,8 @@ class BatchedKvCache:
         """Make room for one position in `slots` (default: all in use) and say so to the device, on `stream`.
 
         Raises `CapacityError`, changing nothing, when a slot is full or pages run out. Positions count when the device
-        has been told of them. Call it before each replay: it cannot be recorded.
+        has been told of them, and pages are given back where it was not. Call it before each replay: it cannot be
+        recorded.
         """
         where = self.device._uncaptured(stream, "BatchedKvCache.step", "call it before each replay")
         _ = self._held
@@ -271,15 +293,15 @@ class BatchedKvCache:
                 raise CapacityError(
                     f"BatchedKvCache: slot {slot} holds all {self.max_len} positions; nothing was changed"
                 )
-        if self.pages is not None:
-            self.pages.reserve({slot: self.length(slot) + 1 for slot in active})
-            self.pages.upload(where)
         told = np.zeros((2, self.allocated_batch), np.int32)
         told[0] = -1
         told[0, active] = self._lengths[active]
         told[1, active] = told[0, active] + 1
-        self._stepping[:] = True  # until the copy is under way
-        self._told.copy_from(told, where)
+        with self._reserved({slot: self.length(slot) + 1 for slot in active}):
+            if self.pages is not None:
+                self.pages.upload(where)
+            self._stepping[:] = True  # until the copy is under way
+            self._told.copy_from(told, where)
         self._stepping = told[0] >= 0
         self._lengths[active] += 1
         self._written[active] = np.maximum(self._written[active], self._lengths[active])
@@ -313,7 +335,8 @@ class BatchedKvCache:
 
         Stays on the device, in strided copies (one per layer and buffer where contiguous) on `stream`; without one,
         after all earlier work on both caches, and complete on return. 0 does nothing. Raises `SpecError` for a slot
-        that is not there, other dimensions, or more than the cache holds.
+        that is not there, other dimensions, or more than the cache holds. After an error the slot holds what it held,
+        or nothing, where rows may have been copied over that.
         """
         where = self.device._uncaptured(stream, "BatchedKvCache.scatter_from", "lengths are the host's")
         slot = self._slot(slot)
@@ -334,27 +357,42 @@ class BatchedKvCache:
             told = [self._told, *([] if self.pages is None else [self.pages.buffer])]
             moved = [b for held in (*sources, *targets) for b in held.values()]
             after_others(where, (b.allocation for b in told + moved))
-        if layer is not None:  # the other layers keep their rows, which must serve this length
-            self.set_length(slot, length, where)
-        else:
-            self._put_length(slot, length, where)
-            self._written[slot] = length
         # A ring that was rolled back has lost what the positions behind the length overwrote.
-        written = [cache._written[i] for i in layers if self.rings.sizes[i]]
-        self._written[slot] = max(int(self._written[slot]), *written, 0)
-        if self.pages is not None:
-            self.pages.upload(where)
-        for i, source, target in zip(layers, sources, targets, strict=True):
-            ring = self.rings.sizes[i]
-            pages = None
-            if self.pages is not None:
-                pages = self._ring_pages(slot, i) if ring else self.pages.table[slot].tolist()
-            rows = min(length, ring) if ring else length  # of a ring its rows as they are
-            for name, buffer in source.items():
-                for here, there in blocks_of_slot(buffer, target[name], slot, pages, rows, self.page_layout == "nhd"):
+        written = max(length, *(cache._written[i] for i in layers if self.rings.sizes[i]), 0)
+        if layer is not None:  # the other layers keep their rows, which must serve this length
+            for i in range(self.n_layers):
+                self.rings.check("BatchedKvCache.scatter_from", i, length, int(self._written[slot]))
+            written = max(written, int(self._written[slot]))
+        with self._reserved({slot: length}):
+            self._put_out(slot, slot + 1, where)
+            moves = [
+                pair
+                for i, source, target in zip(layers, sources, targets, strict=True)
+                for pair in self._moves(slot, i, length, source, target)
+            ]
+            try:
+                for here, there in moves:
                     here.move_to(there, where)
+                if self.pages is not None:
+                    self.pages.shrink(slot, length)
+                    self.pages.upload(where)
+            except BaseException:
+                self._put_length(slot, 0, 0)
+                raise
+        self._put_length(slot, length, written)
         if stream is None:
             where.synchronize()
+
+    def _moves(
+        self, slot: int, layer: int, length: int, source: dict[str, Buffer], target: dict[str, Buffer]
+    ) -> Iterator[Pair]:
+        """The copies that bring the first positions of a layer into a slot."""
+        ring, pages = self.rings.sizes[layer], None
+        if self.pages is not None:
+            pages = self._ring_pages(slot, layer) if ring else self.pages.table[slot].tolist()
+        rows = min(length, ring) if ring else length  # of a ring its rows as they are
+        for name, buffer in source.items():
+            yield from blocks_of_slot(buffer, target[name], slot, pages, rows, self.page_layout == "nhd")
 
     def peek(self, layer: int, kind: str, slot: int, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
         """The first `n` values (default: all) at one position of one head of a slot, as float32."""

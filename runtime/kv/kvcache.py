@@ -238,7 +238,8 @@ class KvCache:
         return Snapshot(self.dtype, tuple(layers))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put a snapshot back and set the lengths; one that does not fit raises and changes nothing."""
+        """Put a snapshot back and set the lengths; one that does not fit raises and changes nothing. After an error
+        on the way, which leaves rows of both, the cache is empty."""
         if not isinstance(snapshot, Snapshot):
             raise SpecError(f"KvCache.restore: must be a Snapshot (got {brief(snapshot)})")
         if len(snapshot) != self.n_layers or snapshot.dtype != self.dtype:
@@ -246,20 +247,27 @@ class KvCache:
             raise SpecError(f"KvCache.restore: must have {want} (got {len(snapshot)} of {snapshot.dtype})")
         for index, stored in enumerate(snapshot.layers):
             self._check_stored(index, stored)
-        for index, stored in enumerate(snapshot.layers):
-            arrays = stored.arrays()
-            most = self.rings.rows(index)
-            around = stored.first > 0 or stored.seq_len > most
-            for name, blocks in self.blocks(index, most if around else stored.seq_len).items():
-                rows = arrays[name.removesuffix("_cache")]
-                if around:
-                    ring = np.zeros((self.n_kv_heads, most, rows.shape[2]), rows.dtype)
-                    last = rows[:, -most:]
-                    ring[:, self.rings.slots(index, stored.seq_len - last.shape[1], stored.seq_len)] = last
-                    rows = ring
-                blocks.write(np.ascontiguousarray(rows))
-            self._lengths[index] = stored.seq_len
-            self._written[index] = max(stored.seq_len, stored.first + most if stored.first else 0)
+        try:
+            for index, stored in enumerate(snapshot.layers):
+                self._put_back(index, stored)
+        except BaseException:
+            self.reset()
+            raise
+
+    def _put_back(self, index: int, stored: Layer) -> None:
+        """One layer of a snapshot that fits."""
+        arrays, most = stored.arrays(), self.rings.rows(index)
+        around = stored.first > 0 or stored.seq_len > most
+        for name, blocks in self.blocks(index, most if around else stored.seq_len).items():
+            rows = arrays[name.removesuffix("_cache")]
+            if around:
+                ring = np.zeros((self.n_kv_heads, most, rows.shape[2]), rows.dtype)
+                last = rows[:, -most:]
+                ring[:, self.rings.slots(index, stored.seq_len - last.shape[1], stored.seq_len)] = last
+                rows = ring
+            blocks.write(np.ascontiguousarray(rows))
+        self._lengths[index] = stored.seq_len
+        self._written[index] = max(stored.seq_len, stored.first + most if stored.first else 0)
 
     def _check_stored(self, index: int, stored: Layer) -> None:
         """Whether one layer of a snapshot has the arrays of this cache, each with its dtype and shape."""

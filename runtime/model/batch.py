@@ -75,7 +75,8 @@ class Batch:
 
     def join(self, prompt: Sequence[int], sampling: Sampling | None = None) -> tuple[int, int]:
         """A sequence that begins with a prompt: its slot, and its first token. Raises `CapacityError` when no slot is
-        free, or too few pages, and `SpecError` for `sampling` that the batch was not made for."""
+        free, or too few pages, and `SpecError` for `sampling` that the batch was not made for. After any error the
+        slot is free."""
         sampling = checked(sampling)
         if sampling is not None and (self._settings is None or (sampling.penalises and not self._penalties)):
             want = f"needs a Batch made with {'penalties' if sampling.penalises else 'sampling'}=True"
@@ -89,16 +90,16 @@ class Batch:
         if self._settings is not None and self._penalties:
             self._settings.remember(np.array([*prompt, token], np.int32), self.model.stream, free)
         self.cache.scatter_from(self.model.cache, free, self.model.length)
-        self._next[free] = token
         self._fresh.add(free)
+        self._next[free] = token
         return free, token
 
     def leave(self, slot: int) -> None:
-        """Let a sequence go; its slot is free for another."""
-        self._held(slot)
-        del self._next[slot]
-        self._fresh.discard(slot)
-        self.cache.set_length(slot, 0)
+        """Let a sequence go; its slot is free for another. After an error it is there as before."""
+        at = self._held(slot)
+        self.cache.set_length(at, 0)
+        del self._next[at]
+        self._fresh.discard(at)
 
     def length(self, slot: int) -> int:
         """How many positions a sequence holds."""

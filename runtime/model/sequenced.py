@@ -131,12 +131,18 @@ class Sequenced:
         return replace(self.cache.snapshot(), tokens=self._ids[: self._length].copy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot. One that holds no tokens, a cache's, leaves none that a penalty could be for."""
+        """Go on from a snapshot. One that holds no tokens, a cache's, leaves none that a penalty could be for. After an
+        error the sequence is what it was, or empty, where rows have been written over it."""
         tokens = getattr(snapshot, "tokens", None)
         if tokens is not None and len(tokens) != snapshot.layers[0].seq_len:
             raise SpecError(f"Model.restore: must have {snapshot.layers[0].seq_len} tokens (got {len(tokens)})")
-        self.steps.cache.restore(snapshot)
-        self._length = self.steps.cache.length(0)
+        cache = self.cache
+        try:
+            cache.restore(snapshot)
+        except BaseException:
+            self._end_at(cache.length(0))
+            raise
+        self._length = cache.length(0)
         self._ids[: self._length] = NO_TOKEN if tokens is None else tokens
         self._remembers = False
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.generator import Ptx, generate
-from ptxgen.parity import Verdict, compare, limit_of
+from ptxgen.parity import Verdict, judge
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.tools.isolate import Limits, isolated
 from ptxgen.targets import target as parse_target
@@ -93,10 +93,7 @@ def trial(
     load_s = time.perf_counter() - started
 
     outputs, first_s = _launched(kernel, values, sizes)
-    verdicts = [
-        compare(name, outputs[name], np.asarray(want), limit_of(spec) if limit is None else limit)
-        for name, want in expected.items()
-    ]
+    verdicts = judge(spec, outputs, {name: np.asarray(want) for name, want in expected.items()}, limit)
     run_s = first_s
     if repeat:
         again, run_s = _launched(kernel, values, sizes)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ptxgen.golden.case import Case
-from ptxgen.parity import compare, limit_of
+from ptxgen.parity import judge
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import Trial, trial
 from ptxgen.spec.examples import poison
@@ -52,6 +51,5 @@ def test_golden_gives_what_the_executor_gives(file: str, gpu: Device, executor: 
     need(case, gpu)
     here, there = launched(case, executor), launched(case, gpu)
     assert here.outputs.keys() == there.outputs.keys()
-    for name, want in here.outputs.items():
-        verdict = compare(f"executor: {name}", there.outputs[name], np.asarray(want), limit_of(case.spec))
-        assert verdict.ok, str(verdict)
+    for verdict in judge(case.spec, there.outputs, here.outputs):
+        assert verdict.ok, f"executor: {verdict}"

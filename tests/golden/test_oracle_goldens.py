@@ -19,7 +19,7 @@ from ptxgen.generator import Ptx
 from ptxgen.golden.case import Case
 from ptxgen.kernel import KernelType
 from ptxgen.launch import evaluate
-from ptxgen.parity import compare, limit_of
+from ptxgen.parity import judge
 from ptxgen.products.geometry import Shape
 from tests.evidence.oracle import Array, Oracle
 from tests.support.goldens import body, different
@@ -92,7 +92,6 @@ def matches(ptx: Ptx, sizes: dict[str, int]) -> None:
     grid = tuple(evaluate(extent, sizes) for extent in ptx.launch.grid)
     kernel = device.module(ptx.text)[ptx.entry]
     kernel.launch(grid, ptx.launch.block, list(args.values()), ptx.launch.shared, ptx.launch.cluster)
-    for name, want in expected.items():
-        if isinstance(args[name], Array):
-            verdict = compare(name, args[name].numpy(), np.asarray(want), limit_of(spec))
-            assert verdict.ok, str(verdict)
+    wanted = {name: np.asarray(want) for name, want in expected.items() if isinstance(args[name], Array)}
+    for verdict in judge(spec, {name: args[name].numpy() for name in wanted}, wanted):
+        assert verdict.ok, str(verdict)

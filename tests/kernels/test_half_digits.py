@@ -20,7 +20,7 @@ from tests.support.digit_products import assert_same_bits_among_others
 from tests.support.marks import needs_assembler
 
 EXACT = 1e-6
-DIGIT = 1e-5  # of digits one by one, where no sum of these seeds lies at a tie
+DIGIT = 1e-5  # of one digit, where no sum of these seeds lies at a tie
 WHERE = "sm_90"
 PRODUCTS: tuple[dict[str, Any], ...] = (
     {"n": 14336, "k": 4096, "gated": True, "activation": "silu"},
@@ -107,7 +107,7 @@ def test_other_geometries(mode: str, shape: Shape, monkeypatch: pytest.MonkeyPat
 )
 def test_results_are_packed_for_the_next_product(mode: str, precision: str, rows: int, fields: dict[str, Any]) -> None:
     packed = halves(precision=precision, packed_out=True, **fields)
-    tried(packed, mode, rows, limit=DIGIT)
+    tried(packed, mode, rows, limit=DIGIT if precision == "fast" else EXACT)
 
 
 @pytest.mark.parametrize(("seed", "rows", "fields"), [
@@ -120,7 +120,7 @@ def test_a_sum_at_a_tie_is_no_error(seed: int, rows: int, fields: dict[str, Any]
 
 def test_exact_results_are_digits_of_the_rows_that_are_not_packed() -> None:
     fields = {"n": 192, "k": 512, "gated": True, "activation": "silu", "split": 2}
-    packed = tried(halves(packed_out=True, **fields), "fast", 7, limit=DIGIT).outputs["out"]
+    packed = tried(halves(packed_out=True, **fields), "fast", 7).outputs["out"]
     rows = tried(halves(**fields), "fast", 7).outputs["out"]
     assert (layout.unpack(packed, 7, 192, 3) == rows).all()
 

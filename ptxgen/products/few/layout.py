@@ -13,10 +13,15 @@ from ptxgen.dtypes import bf16
 from ptxgen.launch import Extent
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.digits import DIGITS as EXACT_DIGITS
+from ptxgen.products.readings import ONE_DIGIT, digit_readings
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
+
+    from ptxgen.kernel import Reading
 
 DIGITS = {"exact": EXACT_DIGITS, "fast": 1}  # bf16 numbers that an element becomes
 UNIT = 64  # columns
@@ -90,3 +95,11 @@ def unpack(packed: np.ndarray, rows: int, cols: int, digits: int) -> np.ndarray:
     )
     whole = lanes.astype(np.float64).sum(3).transpose(0, 3, 1, 2, 5, 4, 6)
     return np.asarray(whole.reshape(tiles * TOKENS, units * UNIT)[:rows, :cols])
+
+
+def readings(
+    name: str, packed: np.ndarray, digits: int, limit: float, one: float = ONE_DIGIT
+) -> Iterator[Reading]:  # fmt: skip
+    """How a packed array is compared, as `digit_readings` has it."""
+    each = packed.reshape(*packed.shape[:2], UNIT // PAIR, digits, DIGIT_BYTES // bf16.bytes)
+    yield from digit_readings(name, each, 3, max(limit, one) if digits == 1 else limit)

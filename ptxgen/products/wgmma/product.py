@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from ptxgen.dtypes import DType, bf16, e4m3, f32
-from ptxgen.kernel import field, kernel_base
+from ptxgen.kernel import Reading, field, kernel_base
+from ptxgen.parity import LIMITS, limit_of
+from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.products.weighted import Weighted
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.weights.e4m3 import BLOCK, E4m3
 from ptxgen.weights.f16 import Half
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MANY = {"exact": 2 * EXACT, "fast": 4e-3}  # limits of results in f32, twice what is said of them, and as much
 
 
 @kernel_base
@@ -78,6 +88,16 @@ class PackedProduct(Weighted):
     def digits(self) -> int:
         """Numbers of x_dtype that add up to an element of x."""
         return (packed.DIGITS_BY_ROW if self.by_row else packed.DIGITS)[self.precision]
+
+    def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
+        limit = min(MANY[self.precision], limit_of(self))
+        if self.by_row and self.precision == "exact":  # 1.1e-6 behind silu, on an H200
+            limit = LIMITS["f32"]
+        if self.packed_out and self.digits > 1:
+            yield from digit_readings(output, values, 2, limit, self.x_dtype)
+        else:
+            rounded = self.packed_out or self.out_dtype != f32
+            yield Reading(output, values, None if rounded else limit)
 
     @property
     def scaled(self) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ptxgen.errors import ExecutionError
+from ptxgen.errors import ExecutionError, SpecError
 from ptxgen.kernels import ArgMax
 from ptxgen.runtime import Model, open_device
+from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.cpu.program import Program
+from ptxgen.runtime.kv.strided import Blocks
 from ptxgen.runtime.tools.trial import bind_example
 from tests.runtime.model.test_model import PROMPT, file_of, model_of
 
@@ -106,6 +109,55 @@ def test_a_batch(fail: Fail, others: int, page_size: int) -> None:
             found += batch.step().values()
         expected.append(found)
     assert expected[0] == expected[1]
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_sequence_that_joins_or_leaves(monkeypatch: pytest.MonkeyPatch, page_size: int) -> None:
+    """The slot is free after an error in a join, and taken after one in a leave."""
+    batch = model_of(CpuDevice()).batch(2, page_size=page_size)
+    batch.join(PROMPT)
+    expected = batch.step()
+    pages = batch.cache.pages.free_pages if batch.cache.pages else 0
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Blocks, "move_to", broken)
+        with pytest.raises(KeyboardInterrupt):
+            batch.join(PROMPT[:5])
+        patch.setattr(Buffer, "fill", broken)
+        with pytest.raises(KeyboardInterrupt):
+            batch.leave(0)
+    assert batch.active == (0,)
+    assert [batch.cache.length(slot) for slot in (0, 1)] == [len(PROMPT) + 1, 0]
+    assert (batch.cache.pages.free_pages if batch.cache.pages else 0) == pages
+    slot, _ = batch.join(PROMPT)
+    assert batch.step()[slot] == expected[0]
+
+
+def test_a_snapshot_that_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(CpuDevice())
+    expected = model.prefill(PROMPT)
+    kept = model.snapshot()
+    model.rollback(3)
+    with pytest.raises(SpecError):
+        model.restore(None)
+    assert model.length == 3
+    whole, left = Blocks.write, [1]
+
+    def write(blocks: Blocks, *given: Any) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        whole(blocks, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Blocks, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            model.restore(kept)
+    assert model.length == 0
+    assert model.prefill(PROMPT) == expected
 
 
 def test_counters_that_launches_leave_to_the_next_one() -> None:
