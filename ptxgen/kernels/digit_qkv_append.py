@@ -6,21 +6,20 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ptxgen import lengths, rules
+from ptxgen import lengths
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.digit_gemm import DigitGemm
-from ptxgen.kernels.qkv_append import KV_DTYPES
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few.heads import TokenHeads
+from ptxgen.products.heads import head_rules
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
 from ptxgen.spec.legality import draft
-from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,11 +82,7 @@ class DigitQkvAppend(KernelType):
     batched, indirect, style = True, False, "norm"
 
     def rules(self) -> Iterator[str]:
-        yield from kv_cache.cache_rules(self, KV_DTYPES)
-        yield from rules.multiple_of("head_dim", self.head_dim, TILE_ROWS, TILE_ROWS, 512)
-        yield from rules.between("n_heads", self.n_heads, 1, 1024)
-        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
-        yield from self.rotation.rules()
+        yield from head_rules(self)
         product: type[KernelType] = DigitGemm
         for reason in draft(product, self._product_fields())[1]:
             known = reason.partition(":")[0] in self.__dataclass_fields__

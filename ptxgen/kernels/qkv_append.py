@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ptxgen import lengths, rules
+from ptxgen import lengths
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
@@ -18,19 +18,16 @@ from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.compose import build_product
 from ptxgen.products.geometry import Geometry, Runs, side_by_side
-from ptxgen.products.heads import HeadsEpilogue
+from ptxgen.products.heads import HeadsEpilogue, head_rules
 from ptxgen.products.product import input_rules
 from ptxgen.spec.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.spec.fields import field
-from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
-
-KV_DTYPES = ("f32", "f16", "bf16", "e4m3")  # int8 takes a scale, which no single row of a product knows
 
 
 @kernel_type
@@ -80,11 +77,7 @@ class QkvAppend(KernelType):
     batched, indirect, page_size, page_layout, style = False, True, 0, "hnd", "norm"
 
     def rules(self) -> Iterator[str]:
-        yield from kv_cache.cache_rules(self, KV_DTYPES)
-        yield from rules.multiple_of("head_dim", self.head_dim, TILE_ROWS, TILE_ROWS, 512)
-        yield from rules.between("n_heads", self.n_heads, 1, 1024)
-        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
-        yield from self.rotation.rules()
+        yield from head_rules(self)
         yield from input_rules(self.k, self.weights, self.norm, self.eps, self.norm_offset)
         if self.v_weights:
             yield from input_rules(self.k, self.v_weights, self.norm, self.eps, self.norm_offset, "v_weights")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from ptxgen import rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Table
 from ptxgen.idioms import convert, kv_cache
@@ -12,9 +14,12 @@ from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.threads import split
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.product import Product
+
+KV_DTYPES = ("f32", "f16", "bf16", "e4m3")  # int8 takes a scale, which no single row of a product knows
 
 
 class Heads(kv_cache.CacheSpec, Protocol):
@@ -31,6 +36,15 @@ class Heads(kv_cache.CacheSpec, Protocol):
     @property
     def rotation(self) -> rotary.Rotation:
         """Which elements rotate, by which angles."""
+
+
+def head_rules(spec: Heads) -> Iterator[str]:
+    """Reasons against heads of q, k and v, of whole records of rows, and a cache of these fields."""
+    yield from kv_cache.cache_rules(spec, KV_DTYPES)
+    yield from rules.multiple_of("head_dim", spec.head_dim, TILE_ROWS, TILE_ROWS, 512)
+    yield from rules.between("n_heads", spec.n_heads, 1, 1024)
+    yield from rules.divides("n_kv_heads", spec.n_kv_heads, "n_heads", spec.n_heads)
+    yield from spec.rotation.rules()
 
 
 class HeadsEpilogue(Epilogue):
