@@ -26,8 +26,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
 	@touch $@
 
-# Of tests with many cases one of DRAW; continuous integration runs all of them
+# Of tests with many cases one of DRAW is run; DRAW_FROM says which
 DRAW ?= 5
+DRAW_FROM ?= 0
+export PTXGEN_DRAW_FROM := $(DRAW_FROM)
 test: $(STAMP)
 	PTXGEN_DRAW=$(DRAW) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 

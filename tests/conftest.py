@@ -80,7 +80,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PTXGEN_CACHE_DIR", os.environ.get("PTXGEN_TEST_CACHE") or str(shared / "ptxgen-cache"))
-        for name in ("PTXGEN_DRAW", "PTXGEN_TUNING", "PTXGEN_LINE_INFO", "CI"):
+        for name in ("PTXGEN_DRAW", "PTXGEN_DRAW_FROM", "PTXGEN_TUNING", "PTXGEN_LINE_INFO", "CI"):
             patch.delenv(name, raising=False)
         yield
 

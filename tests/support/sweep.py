@@ -1,6 +1,7 @@
 """How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all.
 
-Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 5, continuous integration 1.
+Besides, of a test with many cases one of PTXGEN_DRAW is run, and which one moves on with PTXGEN_DRAW_FROM: `make test`
+draws one of 5, continuous integration one of 3, another at each commit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 ALL = os.environ.get("PTXGEN_SWEEP", "0") != "0"
 DRAW = 1 if ALL else max(int(os.environ.get("PTXGEN_DRAW", "1")), 1)
-FEW = 6  # cases of a test that are all run
+FROM = int(os.environ.get("PTXGEN_DRAW_FROM", "0"))
+FEW = 3  # cases of a test that are all run
 
 
 def some(values: Iterable[T], count: int) -> list[T]:
@@ -38,16 +40,19 @@ def pairs(first: Iterable[S], second: Iterable[T], every: int) -> list[tuple[S, 
     return [(a, b) for i, a in enumerate(rows) for j, b in enumerate(columns) if ALL or (i + j) % every == 0]
 
 
-def is_drawn(n: int, draw: int) -> bool:
+def is_drawn(n: int, draw: int, start: int = 0) -> bool:
     """Whether case `n` is the one that is run of its round of `draw`. It moves on from round to round, and not evenly:
-    cases a fixed number apart would leave out values of every axis whose length has a divisor in common with it."""
+    cases a fixed number apart would leave out values of every axis whose length has a divisor in common with it. Of
+    `draw` starts in a row, each case is drawn by one."""
     turn = n // draw
-    return n % draw == (2 * turn + turn // draw) % draw
+    return n % draw == (2 * turn + turn // draw + start) % draw
 
 
-def drawn(values: Iterable[T]) -> list[T]:
-    """One of `DRAW`, in a test that goes over many values by itself."""
-    return [value for n, value in enumerate(values) if is_drawn(n, DRAW)]
+def drawn(values: Iterable[T], draw: int = DRAW, start: int = FROM) -> list[T]:
+    """One of `draw` of the values, or one where these are fewer: in a test that goes over many by itself."""
+    every = list(values)
+    chosen = [value for n, value in enumerate(every) if is_drawn(n, draw, start)]
+    return chosen or [every[start % len(every)]] if every else []
 
 
 def undrawn(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -56,6 +61,5 @@ def undrawn(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         if not item.get_closest_marker("gpu"):
             cases[item.nodeid.partition("::")[0], getattr(item, "originalname", item.name)].append(item)
-    return [
-        item for group in cases.values() if len(group) > FEW for n, item in enumerate(group) if not is_drawn(n, DRAW)
-    ]
+    kept = {item for group in cases.values() if len(group) > FEW for item in drawn(group)}
+    return [item for group in cases.values() if len(group) > FEW for item in group if item not in kept]

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.support.sweep import is_drawn
+from tests.support.sweep import drawn, is_drawn
 
 ROUNDS = 40
 
@@ -29,3 +29,13 @@ def test_each_value_of_an_axis_is_drawn(draw: int, values: int) -> None:
 
 def test_all_are_drawn_where_every_case_is_asked_for() -> None:
     assert all(is_drawn(n, 1) for n in itertools.islice(itertools.count(), 9))
+
+
+@pytest.mark.parametrize("draw", range(1, 8))
+@pytest.mark.parametrize("count", [1, 4, 5, 17, 60])
+def test_starts_in_a_row_draw_every_case(draw: int, count: int) -> None:
+    cases = range(count)
+    shares = [drawn(cases, draw, start) for start in range(100, 100 + max(draw, count))]
+    assert all(shares)
+    assert set().union(*shares) == set(cases)
+    assert not drawn([], draw, 100)
