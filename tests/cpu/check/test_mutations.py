@@ -30,29 +30,25 @@ def subjects_of(name: str) -> Sequence[Subject]:
     return corpus() if name == CORPUS else figures.goldens_of(name)
 
 
-def some_of(name: str) -> Iterator[Seen]:
-    """Of a kernel type, some faults without a known reason; and for each reason those up to one that it excuses."""
+def drawn(name: str) -> Iterator[tuple[Subject, Mutation]]:
+    """The faults that are tried: all of the corpus; of a kernel type all with a known reason, and some others."""
+    every = list(figures.faults_of(subjects_of(name)))
+    if sweep.ALL or name == CORPUS:
+        yield from every
+        return
+    excused = [fault for fault in every if reason_of(*fault)]
     unlike: dict[str, tuple[Subject, Mutation]] = {}
-    excused = []
-    for subject, mutation in figures.faults_of(subjects_of(name)):
-        if reason_of(subject, mutation):
-            excused.append((subject, mutation))
-        else:
+    for subject, mutation in every:
+        if (subject, mutation) not in excused:
             unlike.setdefault(re.sub(r"\d+", "", mutation.what), (subject, mutation))
-    yield from figures.noticed_of(sweep.some(unlike.values(), FAULTS))
-    for pattern in TYPES[name].unreported:
-        its = (fault for fault in excused if re.search(pattern, f"{fault[0].name} {fault[1]}"))
-        for one in figures.noticed_of(its):
-            yield one
-            if str(one[2]) != FOUND:
-                break
+    yield from excused
+    yield from sweep.some(unlike.values(), FAULTS)
 
 
 @cache
 def seen(name: str) -> tuple[Seen, ...]:
-    """What was noticed of each fault that is tried: all of the corpus, and in a sweep of each kernel type."""
-    every = sweep.ALL or name == CORPUS
-    return tuple(figures.noticed_of(figures.faults_of(subjects_of(name))) if every else some_of(name))
+    """What was noticed of each fault."""
+    return tuple(figures.noticed_of(drawn(name)))
 
 
 @pytest.mark.parametrize("subject", [*unique(), *corpus()], ids=lambda subject: subject.name)
