@@ -9,7 +9,7 @@ from typing import Any
 from ptxgen.errors import SpecError
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.kernel import KernelType
-from ptxgen.kernels.persistent_step import PersistentStep
+from ptxgen.kernels.persistent_step import FORMATS, PersistentStep
 from ptxgen.models.program import Op, Program, Ref, Tensor
 
 # Who computes attention, by query heads, KV heads and head_dim: where other shares than PersistentStep's own were
@@ -29,6 +29,7 @@ def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> 
 
     Raises `SpecError` naming the first op that such a step does not have; then the Program's own ops are the way.
     """
+    _formats(program)
     layers = _by_layer(program)
     head = {op.role: op for op in program.ops if op.layer < 0}
     for role in ("embed_tokens", "lm_head"):
@@ -48,7 +49,10 @@ def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> 
     else:
         refs["x"] = embedding.tensors["out"]
     shares = SHARES.get((facts["n_heads"], facts["n_kv_heads"], facts["head_dim"]), {})
-    spec = PersistentStep(n_layers=len(layers), ctas=ctas, shared_bytes=shared_bytes, **facts, **shares)
+    try:
+        spec = PersistentStep(n_layers=len(layers), ctas=ctas, shared_bytes=shared_bytes, **facts, **shares)
+    except SpecError as error:
+        raise _refusal("model", "; ".join(getattr(error, "reasons", (str(error),)))) from None
     exchange = Tensor(EXCHANGE, spec.params()[-1].dtype, (spec.plan.exchange_words,), "state", zeroed=True)
     refs["exchange"] = Ref(EXCHANGE)
     step = Op(spec, {param.name: refs[param.name] for param in spec.params()}, role="step")
@@ -56,6 +60,15 @@ def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> 
     used = {ref.tensor for op in ops for ref in op.tensors.values()}
     kept = {name: tensor for name, tensor in program.tensors.items() if name in used}
     return Program({**kept, EXCHANGE: exchange}, ops)
+
+
+def _formats(program: Program) -> None:
+    """Refuse weights that such a step does not read, whatever else stands against it: what a file has comes first."""
+    products = [op.spec for op in program.ops if op.role != "embed_tokens"]
+    found = {getattr(spec, name, "") for spec in products for name in ("weights", "v_weights")} - {""}
+    if others := sorted(found - set(FORMATS)):
+        wanted = " or ".join(FORMATS)
+        raise _refusal("weights", f"the model's are {', '.join(others)}, and a step in one launch reads {wanted} alone")
 
 
 def _by_layer(program: Program) -> list[dict[str, Op]]:

@@ -256,9 +256,15 @@ def test_a_model_asks_for_what_its_device_has() -> None:
 
 
 def test_another_format_is_refused() -> None:
-    program = step_program(small_spec("gemma"), "q8_0", kv_dtype="f16", target="sm_90")
-    with pytest.raises(SpecError, match="weights: must be one of bf16"):
-        persistent(program, 8)
+    said = {
+        ("q8_0", "f16"): "weights: the model's are q8_0, and a step in one launch reads bf16 alone; without persistent",
+        ("f16", "e4m3"): "weights: the model's are f16, and",
+        ("bf16", "e4m3"): r"model: kv_dtype: must be one of f32, f16, bf16 \(got e4m3\); without persistent",
+    }
+    for (weights, kv_dtype), reason in said.items():
+        program = step_program(small_spec("gemma"), weights, kv_dtype=kv_dtype, target="sm_90")
+        with pytest.raises(SpecError, match=f"^persistent: {reason}"):
+            persistent(program, 8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -87,9 +87,19 @@ def equivalent(subject: Subject, mutation: Mutation) -> bool:
 
 def reason_of(subject: Subject, mutation: Mutation) -> str | None:
     """Why check mode does not report a mutation, if that is known."""
+    pattern = pattern_of(subject, mutation)
+    return None if pattern is None else _known(subject)[pattern]
+
+
+def pattern_of(subject: Subject, mutation: Mutation) -> str | None:
+    """The pattern that has the reason."""
     text = f"{subject.name} {mutation}"
-    known = subject.spec.unreported if isinstance(subject, SpecSubject) else REASONS
-    return next((reason for pattern, reason in known.items() if re.search(pattern, text)), None)
+    return next((pattern for pattern in _known(subject) if re.search(pattern, text)), None)
+
+
+def _known(subject: Subject) -> Mapping[str, str]:
+    """Reasons by pattern."""
+    return subject.spec.unreported if isinstance(subject, SpecSubject) else REASONS
 
 
 def counts(seen: Iterable[Seen]) -> Counter[str]:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.e4m3 import BLOCK
+from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
 CROWDED_STREAM = {(2, 1): 192}  # and where CTAs share k evenly
 MOST_AT_ONCE = 104  # tokens of two blocks of rows that an activation turns to 16 bits at once
 MOST_BIASED = 128  # sums of three warpgroups beside which an activation with a bias has registers
+FEWEST_TIGHT = {2: 192, 3: 64}  # sums of so many warpgroups from which on weights that are converted leave few
+ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")  # of 128 tokens clean with packed results, too
+EXACT_TIGHT = 96  # tokens of three of exact products, of which one chunk is then on its way at a time
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
@@ -110,6 +115,29 @@ def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     return whole and shape.groups == 2 and shape.tiles == 1
 
 
+def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether registers are too few for sums and weights on their way to products: of two warpgroups that share k
+    evenly, and of three, where 13 warps have 128 each: ptxas spilled 4 to 32 bytes. Of 128 tokens what was clean there
+    stays as it is."""
+    if not spec.converts:
+        return False
+    if spec.precision == "exact":
+        return shape.groups == 3 and tokens >= EXACT_TIGHT and not isinstance(spec.kind, Half)
+    if shape.groups == 2:
+        return spec.stream and tokens * shape.blocks >= FEWEST_TIGHT[2]
+    if shape.groups != 3 or tokens < FEWEST_TIGHT[3]:
+        return False
+    if tokens != MOST_SUMS[4] or spec.stream:
+        return True
+    if spec.activation and spec.packed_out:
+        return spec.weights not in ROOMY
+    shared = shape.share > 1
+    activated = spec.activation and (shared or spec.out_dtype != f32)
+    beside = bool(spec.residual or activated or (spec.bias and shared))
+    more = spec.weights == "int4_g32" and spec.residual and shared
+    return spec.weights == "q5_k" or (spec.kind.has_mins and beside) or more
+
+
 def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether other warps store results, of which registers must hold half meanwhile: seen of weights as they lie. A
     tile's first product replaces its sums, which "exact" adds to."""
@@ -150,6 +178,7 @@ class Geometry:
     apart: bool  # sums of CTAs that share k have a place beside the ring, not where it was
     carried: bool  # warps beside the copying one store results: `carried.py`
     activated: bool  # scales and an activation take registers beside the sums
+    tight: bool  # weights that are converted leave few
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -174,7 +203,8 @@ class Geometry:
             ctas = shape.split * -(-spec.parts * kind.records(spec.n) // records)  # that take all rows
             side_by_side = spec.programmatic and 2 * ctas <= PROCESSORS  # with those of the launch ahead
             # a CTA whose copying warpgroup gives up registers has warps that end before others wait for the cluster
-            narrow = shape.groups == 1 or not (exact or spec.by_row or spec.promotes)
+            tight = _tight(spec, tokens, shape)
+            narrow = shape.groups == 1 or not (exact or spec.by_row or spec.promotes or tight)
             fitting = tokens <= MOST_ROWS_FIRST and shape.share == 1 and narrow and not side_by_side
             apart = fitting and 0 < sums <= room - results - APART_STAGES * stage
             if apart:
@@ -187,6 +217,8 @@ class Geometry:
         alternate = shape.tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
+        if exact and tight:
+            shape = replace(shape, part=1)
         steps, halves, turns = kind.tiles(spec.k) // shape.tiles, stores_halves(spec), RESULT_BUFFERS
         if spec.by_row and not halves and not sums and (room - results // 2) // stage > (room - results) // stage:
             results, turns = results // 2, 1
@@ -213,7 +245,7 @@ class Geometry:
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
             spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
-            spec.scaled and bool(spec.activation) and spec.parts == 1,
+            spec.scaled and bool(spec.activation) and spec.parts == 1, tight,
         )  # fmt: skip
 
     @property
@@ -228,8 +260,10 @@ class Geometry:
 
     @property
     def crowded(self) -> bool:
-        """Whether products whose sums are short, or an activation of sums with scales, leave so few registers that what
-        a tile needs once, it finds anew."""
+        """Whether products whose sums are short, an activation of sums with scales, or weights that are converted leave
+        so few registers that what a tile needs once, it finds anew."""
+        if self.tight:
+            return self.shape.split == 1  # else what is asked for early needs it
         if self.activated and self.shorts == 0:
             table = CROWDED_ACTIVATED | (CROWDED_STREAM if self.streams else {})
             return self.sums >= table.get((self.shape.groups, self.shape.blocks), self.sums + 1)
@@ -276,7 +310,8 @@ class Geometry:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
         groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
-        return groups > 1 and (self.exact or self.sums * groups > most or (self.integers and groups > 2))
+        more = self.exact or self.tight or (self.integers and groups > 2)
+        return groups > 1 and (more or self.sums * groups > most)
 
     @property
     def records(self) -> int:

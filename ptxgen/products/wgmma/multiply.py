@@ -83,7 +83,7 @@ class Multiplier:
         if not self.straight:
             self.read = b.array("word", "b32", sum(piece.words for piece in self.pieces))
             self.words: Sequence[Reg] = self.read.regs
-        if not (self.straight or spec.by_row):
+        if spec.converts:
             self.values = b.array("weight_value", "f32", 2 * OWN)
         self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
         self.parts = list(self._parts())

@@ -120,6 +120,11 @@ class PackedProduct(Weighted):
         return self.scaled or (isinstance(self.kind, Half) and self.kind.dtype == self.x_dtype)
 
     @property
+    def converts(self) -> bool:
+        """Whether weights become numbers of x's type on their way to products."""
+        return not (self.straight or self.by_row)
+
+    @property
     def promotes(self) -> bool:
         """Whether f32 adds up what tensor cores have of 128 columns each: they keep some 14 bits of a sum in e4m3."""
         return self.in_blocks or (self.scaled and self.promoted)
