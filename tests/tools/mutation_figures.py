@@ -38,13 +38,13 @@ REASONS = {
     r"corpus/(single_launch_sum|lookback_scan|lane_lock) fence": STRONG,
     r"corpus/token_pipeline barrier": "what it orders are copies: a wrong result",
 }  # fmt: skip
-FOUND = "finding in check mode"
+FOUND, RANDOM = "finding in check mode", "random mode"
 CORPUS = "tests/evidence/corpus"
 DOCUMENT = ROOT / "docs" / "cpu-executor.md"
 COMMAND = "written by python -m tests.tools.mutation_figures"
 ORDER_MARKS = (f"<!-- order faults: {COMMAND} -->", "<!-- end of order faults -->")
 OTHER_MARKS = (f"<!-- other faults: {COMMAND} -->", "<!-- end of other faults -->")
-ORDER_KINDS = ("all", "matter", FOUND, "result in check mode", "finding in random mode", "nothing")
+ORDER_KINDS = ("all", "matter", FOUND, "result in check mode", RANDOM, "nothing")
 ORDER_HEAD = (
     "", "left out", "of those, may matter", "a finding in check mode", "only a wrong result in check mode",
     "only in random order", "nothing",
@@ -110,7 +110,8 @@ def counts(seen: Iterable[Seen]) -> Counter[str]:
             reason = reason_of(subject, mutation) or ""
             total["all"] += 1
             total["matter"] += bool(noticed) or not reason.startswith(NEVER)
-            total[str(noticed) if noticed else "nothing"] += bool(noticed) or not reason.startswith(NEVER)
+            how = "nothing" if not noticed else RANDOM if noticed.mode == "random" else str(noticed)
+            total[how] += bool(noticed) or not reason.startswith(NEVER)
     return total
 
 
