@@ -38,13 +38,13 @@ REASONS = {
     r"corpus/(single_launch_sum|lookback_scan|lane_lock) fence": STRONG,
     r"corpus/token_pipeline barrier": "what it orders are copies: a wrong result",
 }  # fmt: skip
-FOUND = "finding in check mode"
+FOUND, RANDOM = "finding in check mode", "random mode"
 CORPUS = "tests/evidence/corpus"
 DOCUMENT = ROOT / "docs" / "cpu-executor.md"
 COMMAND = "written by python -m tests.tools.mutation_figures"
 ORDER_MARKS = (f"<!-- order faults: {COMMAND} -->", "<!-- end of order faults -->")
 OTHER_MARKS = (f"<!-- other faults: {COMMAND} -->", "<!-- end of other faults -->")
-ORDER_KINDS = ("all", "matter", FOUND, "result in check mode", "finding in random mode", "nothing")
+ORDER_KINDS = ("all", "matter", FOUND, "result in check mode", RANDOM, "nothing")
 ORDER_HEAD = (
     "", "left out", "of those, may matter", "a finding in check mode", "only a wrong result in check mode",
     "only in random order", "nothing",
@@ -87,9 +87,19 @@ def equivalent(subject: Subject, mutation: Mutation) -> bool:
 
 def reason_of(subject: Subject, mutation: Mutation) -> str | None:
     """Why check mode does not report a mutation, if that is known."""
+    pattern = pattern_of(subject, mutation)
+    return None if pattern is None else _known(subject)[pattern]
+
+
+def pattern_of(subject: Subject, mutation: Mutation) -> str | None:
+    """The pattern that has the reason."""
     text = f"{subject.name} {mutation}"
-    known = subject.spec.unreported if isinstance(subject, SpecSubject) else REASONS
-    return next((reason for pattern, reason in known.items() if re.search(pattern, text)), None)
+    return next((pattern for pattern in _known(subject) if re.search(pattern, text)), None)
+
+
+def _known(subject: Subject) -> Mapping[str, str]:
+    """Reasons by pattern."""
+    return subject.spec.unreported if isinstance(subject, SpecSubject) else REASONS
 
 
 def counts(seen: Iterable[Seen]) -> Counter[str]:
@@ -100,7 +110,8 @@ def counts(seen: Iterable[Seen]) -> Counter[str]:
             reason = reason_of(subject, mutation) or ""
             total["all"] += 1
             total["matter"] += bool(noticed) or not reason.startswith(NEVER)
-            total[str(noticed) if noticed else "nothing"] += bool(noticed) or not reason.startswith(NEVER)
+            how = "nothing" if not noticed else RANDOM if noticed.mode == "random" else str(noticed)
+            total[how] += bool(noticed) or not reason.startswith(NEVER)
     return total
 
 

@@ -168,10 +168,13 @@ class DefinedLanes:
             if not (e.flow.loose & self.block.live_out) >> index & 1 or planes == self.base.get(index, ()):
                 continue
             reg = e.flow.registers[index]
-            slot, rest = self._slot(reg), e.c(f"xor i32 {e.mask}, -1")
+            slot = self._slot(reg)
             for n, lanes in enumerate((planes or (ALL,) * _bytes(reg))[: self._kept(reg)]):
-                others = e.c(f"and i32 {e.c.load('i32', slot, 4 * n)}, {rest}")
-                e.c.store("i32", e.c(f"or i32 {others}, {e.c(f'and i32 {lanes}, {e.mask}')}"), slot, 4 * n)
+                before, here = e.c.load("i32", slot, 4 * n), e.mask
+                if lanes != ALL:
+                    before = e.c(f"and i32 {before}, {e.c(f'xor i32 {e.mask}, -1')}")
+                    here = e.c(f"and i32 {lanes}, {e.mask}")
+                e.c.store("i32", e.c(f"or i32 {before}, {here}"), slot, 4 * n)
 
 
 def _bytes(reg: Reg) -> int:

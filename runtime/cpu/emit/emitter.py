@@ -29,7 +29,7 @@ class Emitter(Jumps):
         for block in self.flow.blocks:
             self._emit_block(block)
         self._emit_dispatch()
-        return c.text()
+        return self.tables() + c.text()
 
     # for those who count what is executed (`counting.py`) ---------------------------------------------------------
     def entered(self, block: Block) -> None:

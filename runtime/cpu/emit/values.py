@@ -57,6 +57,7 @@ class Values:
         self._guards: dict[tuple[int, str, bool], tuple[str, str]] = {}
         self._homes: dict[int, int] = {}  # offsets in local memory of calls' parameters that have an address
         self._pointers: dict[int, str] = {}
+        self._tables: dict[str, str] = {}  # name by text
         self.defined: DefinedLanes | None = None  # in check mode
         begins = {op.words[:2] for block in flow.blocks for op in block.ops} if check else set()
         self.waits, self.makes_maps = _WAIT in begins, _MAKES in begins
@@ -71,6 +72,15 @@ class Values:
             self._offsets[index] = here
             self.shape = Shape(self.shape.blocks, here + size)
         return self.shape.file + self._offsets[index]
+
+    def table(self, numbers: list[int]) -> str:
+        """Name of a constant array of i32."""
+        text = f"[{len(numbers)} x i32] [{', '.join(f'i32 {n}' for n in numbers)}]"
+        return self._tables.setdefault(text, f"@table{len(self._tables)}")
+
+    def tables(self) -> str:
+        """The constant arrays that the function mentions, as a module has them before it."""
+        return "".join(f"{name} = private constant {text}\n" for text, name in self._tables.items())
 
     def error(self, what: str) -> IsaError:
         """An `IsaError` with file, line and text of the current instruction."""
@@ -132,7 +142,8 @@ class Values:
         return self.c(f"bitcast {vec('i1')} {lanes} to i32")
 
     # registers --------------------------------------------------------------------------------------------------
-    def _slot(self, reg: Reg) -> str:
+    def slot(self, reg: Reg) -> str:
+        """Pointer to a register's 32 lanes in the file."""
         pointer = self._pointers.get(reg.index)
         if pointer is None:
             place = self.place(reg.index, 4 if reg.bits == 1 else 4 * reg.bits)
@@ -147,7 +158,7 @@ class Values:
                 other, name = next(iter(held.items()))
                 held[kind] = self.cast(name, other, kind)
             else:
-                held[kind] = self.c.load(kind, self._slot(reg), align=min(64, 4 * reg.bits))
+                held[kind] = self.c.load(kind, self.slot(reg), align=min(64, 4 * reg.bits))
         return held[kind]
 
     def held(self, reg: Reg) -> str:
@@ -246,7 +257,7 @@ class Values:
                 old = self._from_file(reg, "i32")
                 new = c(f"and i32 {value}, {self.mask}")
                 kept = c(f"and i32 {old}, {c(f'xor i32 {self.mask}, -1')}")
-                c.store("i32", c(f"or i32 {new}, {kept}"), self._slot(reg))
+                c.store("i32", c(f"or i32 {new}, {kept}"), self.slot(reg))
             else:
                 whole = integer_vector(reg.bits) if kind.startswith("<64") else kind
                 value = self.cast(value, kind, whole)
@@ -264,12 +275,12 @@ class Values:
         if self.masked_stores and element in _SUFFIXES:
             c.do(
                 f"call void @llvm.masked.store.v32{_SUFFIXES[element]}.p0({kind} {value}, "
-                f"ptr align {align} {self._slot(reg)}, {vec('i1')} {self.mask_vector()})"
+                f"ptr align {align} {self.slot(reg)}, {vec('i1')} {self.mask_vector()})"
             )
         else:
             old = self._from_file(reg, kind)
             new = c(f"select {vec('i1')} {self.mask_vector()}, {kind} {value}, {kind} {old}")
-            c.store(kind, new, self._slot(reg), align=align)
+            c.store(kind, new, self.slot(reg), align=align)
 
     def in_file(self, reg: Reg) -> str:
         """Pointer to a register's 32 lanes, or nothing if this block has given it another value already."""
@@ -277,7 +288,7 @@ class Values:
             return ""
         if self.defined:
             self.defined.check(reg)
-        return self._slot(reg)
+        return self.slot(reg)
 
     def kept_in_file(self, reg: Reg) -> bool:
         """Whether a register is where this block found it, and later blocks read it."""
@@ -290,7 +301,7 @@ class Values:
         self._dirty.pop(reg.index, None)
         if self.defined:
             self.defined.write(reg)
-        return self._slot(reg)
+        return self.slot(reg)
 
     def reading(self, carries: bool) -> AbstractContextManager[None]:
         """Operands of which undefined lanes matter here, or only make the results undefined (see `definedness.py`)."""

@@ -71,17 +71,34 @@ def pair(kind: str, way: str) -> str:
     """`pair.f16|bf16.native|soft(upper, lower)`: two f32 rounded to nearest even, as one register."""
     single, small, whole = vec("float"), vec("i16"), vec("i32")
     c = Code(f"define internal {whole} @pair.{kind}.{way}({single} %upper, {single} %lower) noinline")
-    halves = []
-    for value in ("%upper", "%lower"):
-        if way == "soft":
-            rounded = c(f"call {small} @{'half' if kind == 'f16' else 'bf16'}.narrow.32({single} {value})")
-        else:
-            half = vec("half")
-            bits = c(f"bitcast {half} {c(f'fptrunc {single} {value} to {half}')} to {small}")
-            nan = c(f"fcmp uno {single} {value}, {value}")
-            rounded = c(f"select {vec('i1')} {nan}, {small} {splat('i16', 0x7FFF)}, {small} {bits}")
-        halves.append(c(f"zext {small} {rounded} to {whole}"))
-    c.ret(f"{whole} " + c(f"or {whole} {c(f'shl {whole} {halves[0]}, splat (i32 16)')}, {halves[1]}"))
+    rounded = (_rounded(c, value, kind, way) for value in ("%upper", "%lower"))
+    upper, lower = (c(f"zext {small} {half} to {whole}") for half in rounded)
+    c.ret(f"{whole} " + c(f"or {whole} {c(f'shl {whole} {upper}, splat (i32 16)')}, {lower}"))
+    return c.text()
+
+
+def _rounded(c: Code, value: str, kind: str, way: str, n: int = 32) -> str:
+    """f32 to nearest even as f16 or bf16."""
+    single, small, half = vec("float", n), vec("i16", n), vec("half", n)
+    if way == "soft":
+        return c(f"call {small} @{'half' if kind == 'f16' else 'bf16'}.narrow.{n}({single} {value})")
+    bits = c(f"bitcast {half} {c(f'fptrunc {single} {value} to {half}')} to {small}")
+    nan = c(f"fcmp uno {single} {value}, {value}")
+    return c(f"select {vec('i1', n)} {nan}, {small} {splat('i16', 0x7FFF)}, {small} {bits}")
+
+
+@support("small_pair")
+def small_pair(form: str, kind: str, way: str, *relu: str) -> str:
+    """`small_pair.e4m3|e5m2.f16|bf16.native|soft[.relu](pair)`: two of 8 bits, widened exactly, as one register."""
+    whole, single, bytes_ = vec("i32", 64), vec("float", 64), vec("i8", 64)
+    name = ".".join(["small_pair", form, kind, way, *relu])
+    c = Code(f"define internal {vec('i32')} @{name}({vec('i16')} %pair) noinline")
+    both = c(f"bitcast {vec('i16')} %pair to {bytes_}")
+    value = c(f"call {single} @unpack.{form}.64({whole} {c(f'zext {bytes_} {both} to {whole}')})")
+    if relu:
+        kept = c(f"fcmp ugt {single} {value}, zeroinitializer")
+        value = c(f"select {vec('i1', 64)} {kept}, {single} {value}, {single} zeroinitializer")
+    c.ret(f"{vec('i32')} " + c(f"bitcast {vec('i16', 64)} {_rounded(c, value, kind, way, 64)} to {vec('i32')}"))
     return c.text()
 
 

@@ -35,6 +35,34 @@ def block(major: str) -> str:
     return c.text()
 
 
+@support("wgmma_tiles")
+def tiles(major: str, d: str, a: str, b: str, shape: str, *options: str) -> str:
+    """`wgmma_tiles.MAJOR.D.A.B.mMkK…(w, site, descriptor, groups, a0, …, a3, places, keep)`: the product of this warp's
+    16 rows, by groups of eight columns. `a0` …: pointers to a's registers; `places`: i32 offsets of d's registers from
+    w, in order; `keep`, an i1: their sums so far are added to. Words from D on as in `tiles`."""
+    name = ".".join(["wgmma_tiles", major, d, a, b, shape, *options])
+    a_regs = [f"ptr %a{n}" for n in range(4)]
+    c = Code(f"define internal void @{name}(ptr %w, i32 %site, i64 %descriptor, i32 %groups, {', '.join(a_regs)}, "
+             "ptr %places, i1 %keep) noinline")  # fmt: skip
+    register, per_group = vec("i32"), 2 if d == "f16" else 4
+    zero = c.var(register, "zeroinitializer", align=64)
+    b_regs = [c.var(register, align=64) for _ in range(2)]
+    with c.count("i32", "%groups") as group:
+        for step, pointer in enumerate(b_regs):
+            block = f"@wgmma_block.{major}(ptr %w, i32 %site, i64 %descriptor, i32 {group}, i32 {step})"
+            c.store(register, c(f"call {register} {block}"), pointer, align=64)
+        first = c(f"mul i32 {group}, {per_group}")
+        sums = []
+        for n in range(per_group):
+            place = c(f"getelementptr i32, ptr %places, i32 {c(f'add i32 {first}, {n}')}")
+            sums.append(c(f"getelementptr i8, ptr %w, i32 {c.load('i32', place)}"))
+        before = [c(f"select i1 %keep, ptr {pointer}, ptr {zero}") for pointer in sums]
+        pointers = [*a_regs, *(f"ptr {pointer}" for pointer in [*b_regs, *before, *sums])]
+        c.do(f"call void @{'.'.join(['tiles', d, a, b, d, shape, *options])}({', '.join(pointers)})")
+    c.ret()
+    return c.text()
+
+
 @support("wgmma_later")
 def later(a: str, b: str, columns: str) -> str:
     """`wgmma_later.A.B.N(w, site, a, b)`: check mode: a product of the open group will read its operands until it is

@@ -201,10 +201,10 @@ def _to_single(e: Emitter, form: _Form, value: str, source: str) -> str:
     return saturate(e, value) if form.sat else value
 
 
-def _relu(e: Emitter, value: str, n: int = 32) -> str:
+def _relu(e: Emitter, value: str) -> str:
     """Negative numbers and −0 as zero; NaN stays."""
-    kept = e.c(f"fcmp ugt {vec('float', n)} {value}, zeroinitializer")
-    return e.c(f"select {vec('i1', n)} {kept}, {vec('float', n)} {value}, {vec('float', n)} zeroinitializer")
+    kept = e.c(f"fcmp ugt {vec('float')} {value}, zeroinitializer")
+    return e.c(f"select {vec('i1')} {kept}, {vec('float')} {value}, {vec('float')} zeroinitializer")
 
 
 def _to_small(e: Emitter, form: _Form, value: str) -> str:
@@ -254,7 +254,7 @@ def _pairs(e: Emitter, op: Op, form: _Form) -> None:
     """Two f32s or a pair into a pair: the first source is the upper half."""
     to, source = form.to, form.source
     if source in _SMALL_PAIRS:
-        e.dst(op.operands[0], _from_small_pair(e, op, form), to)
+        e.dst(op.operands[0], _from_small_pair(e, op, form), "b32")
         return
     if source == "f32":
         values = [e.src(o, "f32") for o in op.operands[1:3]]
@@ -299,14 +299,10 @@ def _half_of(e: Emitter, both: str, which: int) -> str:
 
 def _from_small_pair(e: Emitter, op: Op, form: _Form) -> str:
     """e4m3x2 or e5m2x2 as f16x2 or bf16x2, exactly."""
-    packed = e.src(op.operands[1], "b16")
-    bytes_ = e.cast(packed, vec("i16"), vec("i8", 64))
-    wide = e.c(f"zext {vec('i8', 64)} {bytes_} to {vec('i32', 64)}")
-    name = f"unpack.{_FORMATS[form.source[:-2]]}.64"
-    value = e.c(f"call {vec('float', 64)} @{name}({vec('i32', 64)} {wide})")
-    if form.relu:
-        value = _relu(e, value, 64)
-    return narrow(e, value, form.to)
+    to = form.to[:-2]
+    way = "native" if to == "f16" and e.native_half else "soft"
+    name = f"small_pair.{_FORMATS[form.source[:-2]]}.{to}.{way}{'.relu' if form.relu else ''}"
+    return e.c(f"call {vec('i32')} @{name}({vec('i16')} {e.src(op.operands[1], 'b16')})")
 
 
 def _pack(e: Emitter, op: Op) -> None:

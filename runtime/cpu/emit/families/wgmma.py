@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emit.emitter import Emitter
-from ptxgen.runtime.cpu.emit.families.matrix import items_of, lanes_in_memory, product, whole_warp
+from ptxgen.runtime.cpu.emit.families.matrix import items_of, lanes_in_memory, whole_warp
+from ptxgen.runtime.cpu.emit.llvm_types import vector_of
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
 from ptxgen.runtime.cpu.flow.flow import Op, Source
 from ptxgen.runtime.cpu.flow.registry import emits
+from ptxgen.runtime.cpu.flow.symbols import Reg
 from ptxgen.runtime.cpu.native.ir import vec
 from ptxgen.runtime.cpu.native.layout import WARP
 from ptxgen.runtime.cpu.support.tiles import ACCUMULATORS, ELEMENTS, Element
 
 _I32 = vec("i32")
 _BYTES = 128  # of a register of all lanes
-_AT_B, _AT_C, _ZERO = 4 * _BYTES, 6 * _BYTES, 10 * _BYTES  # of the scratch block: b, d, a register of zeros
 _REMARK = "the descriptor must lead to shared memory"
 
 
@@ -53,7 +54,7 @@ def wgmma(e: Emitter, op: Op) -> None:
         raise e.unsupported()
     a, b, scale_d, sign, transposed = _operands(e, op)
     element, other = ELEMENTS[a_type], ELEMENTS[b_type]
-    targets = list(items_of(op.operands[0]))
+    targets = items_of(op.operands[0])
     a_regs, a_descriptor = _a_registers(e, a, element, transposed[0])
     descriptor = e.uniform(b, "b64", "the descriptor differs between lanes")
     if e.check:
@@ -62,40 +63,44 @@ def wgmma(e: Emitter, op: Op) -> None:
             majors[0] = "registers"
         e.c.do(f"call void @wgmma_later.{majors[0]}.{majors[1]}.{columns}(ptr %w, i32 {e.new_site(LATE_READ)}, "
                f"i64 {a_descriptor or 0}, i64 {descriptor})")  # fmt: skip
-    name = f"tiles.{d_type}.{a_type}.{b_type}.{d_type}.m16k{2 * element.per_register}"
+    name = f"wgmma_tiles.{'mn' if transposed[1] else 'k'}.{d_type}.{a_type}.{b_type}.m16k{2 * element.per_register}"
     name += "".join(f".{word}" for word in ("satfinite", "and") if word in op.words) + (".minus" if sign < 0 else "")
-    per_group = 2 if d_type == "f16" else 4
-    keep = "false" if isinstance(scale_d, nodes.Immediate) else e.c(f"icmp ne i32 {e.pred(scale_d)}, 0")
-    if isinstance(scale_d, nodes.Immediate) and scale_d.value:
-        keep = ""
-    else:
-        e.c.store(_I32, "zeroinitializer", e.scratch, _ZERO, align=64)
-    for group in range(columns // 8):
-        for step in range(2):
-            register = _block(e, descriptor, str(group), step, transposed[1], other)
-            e.c.store(_I32, register, e.scratch, _AT_B + _BYTES * step, align=64)
-        b_regs = [e.c.at(e.scratch, _AT_B + _BYTES * step) for step in range(2)]
-        regs = tuple(targets[per_group * group : per_group * (group + 1)])
-        c_regs = [_sum(e, reg, ACCUMULATORS[d_type][0], _AT_C + _BYTES * n, keep) for n, reg in enumerate(regs)]
-        if keep:
-            zero = e.c.at(e.scratch, _ZERO)
-            c_regs = [e.c(f"select i1 {keep}, ptr {pointer}, ptr {zero}") for pointer in c_regs]
-        product(e, name, [*a_regs, *b_regs, *c_regs], regs)
+    keep = str(bool(scale_d.value)).lower() if isinstance(scale_d, nodes.Immediate) else (
+        e.c(f"icmp ne i32 {e.pred(scale_d)}, 0"))  # fmt: skip
+    sums = _sums(e, targets, ACCUMULATORS[d_type][0], keep)
+    _refuse_transposed(e, transposed[1], other)
+    e.c.do(f"call void @{name}(ptr %w, i32 {e.new_site(_REMARK)}, i64 {descriptor}, i32 {columns // 8}, "
+           f"{', '.join(f'ptr {pointer}' for pointer in a_regs)}, ptr {sums}, i1 {keep})")  # fmt: skip
 
 
-def _sum(e: Emitter, operand: Source, kind: str, place: int, keep: str) -> str:
-    """Pointer to an accumulator before the product; it may be unwritten where scale-d (`keep`, an i1) is false."""
-    if not (keep and e.defined):
-        return lanes_in_memory(e, operand, kind, place)
-    e.defined.silent = True
-    pointer = lanes_in_memory(e, operand, kind, place)
+def _sums(e: Emitter, targets: tuple[Source, ...], kind: str, keep: str) -> str:
+    """Name of the table of the accumulators' places in the register file, where they are now; what the product adds to
+    must have been written where scale-d (`keep`, an i1) holds. All lanes are here: the product sets all of them."""
+    places = []
+    for target in targets:
+        reg = e.reg(target)
+        if reg is None:
+            raise e.error(f"operand {target}: must be a register")
+        if keep != "false":
+            _settled(e, target, reg, kind, keep)
+        e.overwrite(reg)
+        places.append(e.place(reg.index, _BYTES))
+    return e.table(places)
+
+
+def _settled(e: Emitter, target: Source, reg: Reg, kind: str, keep: str) -> None:
+    """The register's value goes into the file, where this block has given it another."""
+    if e.defined:
+        e.defined.silent = keep != "true"
+    if not e.in_file(reg):
+        e.c.store(vector_of(kind), e.src(target, kind), e.slot(reg), align=64)
+    if not e.defined:
+        return
     e.defined.silent = False
-    reg = e.reg(operand)
-    written = e.defined.lanes(reg) if reg is not None else None
-    if reg is not None and written is not None:
+    written = None if keep == "true" else e.defined.lanes(reg)
+    if written is not None:
         missing = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {written}, -1')}")
         e.defined.report(reg, e.c(f"select i1 {keep}, i32 {missing}, i32 0"))
-    return pointer
 
 
 def _operands(e: Emitter, op: Op) -> tuple[Source, Source, Source, int, tuple[bool, bool]]:
@@ -127,9 +132,13 @@ def _a_registers(e: Emitter, a: Source, element: Element, transposed: bool) -> t
 
 
 def _block(e: Emitter, descriptor: str, group: str, step: int, transposed: bool, element: Element) -> str:
-    """Eight rows (of a) or columns (of b) by 16 bytes of k, as a fragment register."""
-    major = "mn" if transposed else "k"
+    """Eight rows of a by 16 bytes of k, as a fragment register."""
+    _refuse_transposed(e, transposed, element)
+    return e.c(f"call {_I32} @wgmma_block.{'mn' if transposed else 'k'}(ptr %w, i32 {e.new_site(_REMARK)}, "
+               f"i64 {descriptor}, i32 {group}, i32 {step})")  # fmt: skip
+
+
+def _refuse_transposed(e: Emitter, transposed: bool, element: Element) -> None:
+    """Only elements of 16 bits may run along M or N in memory."""
     if transposed and element.per_register != 8:
         raise e.unsupported("transposed")
-    return e.c(f"call {_I32} @wgmma_block.{major}(ptr %w, i32 {e.new_site(_REMARK)}, i64 {descriptor}, i32 {group}, "
-               f"i32 {step})")  # fmt: skip
