@@ -18,7 +18,7 @@ import numpy as np
 from ptxgen.errors import ExecutionError, SpecError
 from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType, supports
-from ptxgen.parity import compare, limit_of
+from ptxgen.parity import judge
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example
@@ -245,8 +245,8 @@ class SpecSubject(Subject):
         bound, arguments = bind_example(kernel, work.arguments, work.sizes)
         for _ in range(self.launches):
             bound.launch()
-        limit = limit_of(self.spec)
-        verdicts = [compare(n, arguments[n].numpy(), np.asarray(want), limit) for n, want in work.expected.items()]
+        wanted = {name: np.asarray(want) for name, want in work.expected.items()}
+        verdicts = judge(self.spec, {name: arguments[name].numpy() for name in wanted}, wanted)
         return next((str(v) for v in verdicts if not v.ok), None)
 
 
