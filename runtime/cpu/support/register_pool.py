@@ -26,8 +26,8 @@ def registers(what: str) -> str:
     """`registers.take|give(w, mask, count) -> i32`: the warp has so many registers a thread from now on: its lanes, or
     0 where the pool has too few.
 
-    Check mode: `registers.broken(w, asked) -> i32`: which rules are broken by asking so; `registers.asked(w, asked,
-    site)`: it has been done; `registers.left(w)`: the warp has ended.
+    Check mode: `registers.broken(w, asked, site) -> i32`: which rules are broken by asking so there;
+    `registers.asked(w, site)`: it has been done; `registers.left(w)`: the warp has ended.
     """
     return {"take": _take, "give": _give, "left": _left, "broken": _broken, "asked": _asked}[what]()
 
@@ -93,7 +93,7 @@ def _left() -> str:
 
 
 def _broken() -> str:
-    c = Code("define internal i32 @registers.broken(ptr %w, i32 %asked) noinline")
+    c = Code("define internal i32 @registers.broken(ptr %w, i32 %asked, i32 %site) noinline")
     _, held = _held(c, "i32 0")
     count, steps = c("lshr i32 %asked, 1"), c.load("i32", "%w", WARP["register_steps"])
     fewer, more = c(f"icmp slt i32 {count}, {held}"), c(f"icmp sgt i32 {count}, {held}")
@@ -104,10 +104,10 @@ def _broken() -> str:
     next_step = c(f"add i32 {steps}, 1")
 
     def compare(w: str) -> None:
-        theirs, last = c.load("i32", w, WARP["register_steps"]), c.load("i32", w, WARP["register_asked"])
+        theirs, last = c.load("i32", w, WARP["register_steps"]), c.load("i32", w, WARP["register_site"])
         behind = c(f"icmp ult i32 {theirs}, {steps}")
         ahead = c(f"icmp eq i32 {theirs}, {next_step}")
-        other = c(f"and i1 {ahead}, {c(f'icmp ne i32 {last}, %asked')}")
+        other = c(f"and i1 {ahead}, {c(f'icmp ne i32 {last}, %site')}")
         apart = c(f"select i1 {behind}, i32 {APART}, i32 0")
         either = c(f"or i32 {apart}, {c(f'select i1 {other}, i32 {DIFFERENT}, i32 0')}")
         counts = c(f"select i1 {_of_its_group(c, w)}, i32 {either}, i32 0")
@@ -119,9 +119,8 @@ def _broken() -> str:
 
 
 def _asked() -> str:
-    c = Code("define internal void @registers.asked(ptr %w, i32 %asked, i32 %site)")
+    c = Code("define internal void @registers.asked(ptr %w, i32 %site)")
     c.store("i32", c(f"add i32 {c.load('i32', '%w', WARP['register_steps'])}, 1"), "%w", WARP["register_steps"])
-    c.store("i32", "%asked", "%w", WARP["register_asked"])
     c.store("i32", "%site", "%w", WARP["register_site"])
     c.ret()
     return c.text()

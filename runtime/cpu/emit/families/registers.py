@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.emit.families.matrix import whole_warp
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.native.layout import PARK_REGISTERS
@@ -15,7 +16,7 @@ _ALL = "all warps of a warpgroup must execute the same setmaxnreg"
 _BROKEN = {
     APART: "the warps of a warpgroup must synchronise between one setmaxnreg and the next: some have not executed the "
     "one before",
-    DIFFERENT: f"{_ALL}: another one has executed one that asks for something else",
+    DIFFERENT: f"{_ALL}: one of them has executed another",
 }
 _ENDED = f"{_ALL}: some of them have ended without"
 
@@ -27,22 +28,23 @@ def set_registers(e: Emitter, op: Op) -> None:
     if not isinstance(count, nodes.Immediate) or not _allowed(int(count.value)):
         raise e.error(f"operand {count}: must be a multiple of {_STEP} from {_LEAST} to {_MOST}")
     number = int(count.value)
-    e.converge("-1")
+    whole_warp(e)
+    site = e.new_site(_ENDED) if e.check else 0
     if e.check:
-        _rules(e, number, more)
+        _rules(e, number, more, site)
     ready = e.c(f"call i32 @registers.{'take' if more else 'give'}(ptr %w, i32 {e.mask}, i32 {number})")
     e.wait_here(ready, PARK_REGISTERS, "0", "0", count=number)
     if e.check:
-        e.c.do(f"call void @registers.asked(ptr %w, i32 {asked(number, more)}, i32 {e.new_site(_ENDED)})")
+        e.c.do(f"call void @registers.asked(ptr %w, i32 {site})")
 
 
 def _allowed(count: int) -> bool:
     return _LEAST <= count <= _MOST and count % _STEP == 0
 
 
-def _rules(e: Emitter, count: int, more: bool) -> None:
+def _rules(e: Emitter, count: int, more: bool, site: int) -> None:
     """A finding where PTX leaves the outcome undefined."""
-    broken = e.c(f"call i32 @registers.broken(ptr %w, i32 {asked(count, more)})")
+    broken = e.c(f"call i32 @registers.broken(ptr %w, i32 {asked(count, more)}, i32 {site})")
     has = f"the warp has {'more' if more else 'fewer'} than {count} registers a thread"
     wrong_way = f"setmaxnreg.{'inc' if more else 'dec'} to {count}: {has}"
     for bit, remark in {WRONG_WAY: wrong_way, **_BROKEN}.items():
