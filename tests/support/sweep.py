@@ -1,7 +1,7 @@
 """How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all.
 
-Besides, of a test with many cases one of PTXGEN_DRAW is run, and which one moves on with PTXGEN_DRAW_FROM: `make test`
-draws one of 5, continuous integration one of 3, another at each commit.
+Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 5. Which one moves on with
+PTXGEN_DRAW_FROM: continuous integration draws another each time.
 """
 
 from __future__ import annotations

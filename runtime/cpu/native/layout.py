@@ -85,7 +85,7 @@ WARP = _offsets(
     "bulk_group:128 fenced:128 fenced_cta:128 knows:4 glimpses:4 phase:4 learned:4 "
     "how:4 last_wait:4 waits:128 "
     "proxied:128 apart:4 released:4 proxy_fences:128 proxy_count:4 registers:4 "
-    "register_steps:4 register_asked:4 register_site:4 pad4:4"
+    "register_steps:4 register_site:4"
 )
 TURNS_BYTES = 32 * 32 * 4  # of a warp in check mode: a time for each pair of lanes
 MADE_MAPS = 8  # tensor maps of a CTA that check mode keeps (`check/made_maps.py`)

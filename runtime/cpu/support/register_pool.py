@@ -12,7 +12,7 @@ from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import FAULT_ASSERT
 from ptxgen.runtime.cpu.support.parking import for_each_warp
 
-WRONG_WAY, APART, DIFFERENT = 1, 2, 4  # what `registers.broken` finds
+WRONG_WAY, APART, DIFFERENT, PARTIAL = 1, 2, 4, 8  # what `registers.broken` finds
 _GROUP = 2  # log2 of the warps of a warpgroup
 
 
@@ -26,8 +26,8 @@ def registers(what: str) -> str:
     """`registers.take|give(w, mask, count) -> i32`: the warp has so many registers a thread from now on: its lanes, or
     0 where the pool has too few.
 
-    Check mode: `registers.broken(w, asked) -> i32`: which rules are broken by asking so; `registers.asked(w, asked,
-    site)`: it has been done; `registers.left(w)`: the warp has ended.
+    Check mode: `registers.broken(w, mask, asked, site) -> i32`: which rules these lanes break by asking so there;
+    `registers.asked(w, site)`: it has been done; `registers.left(w)`: the warp has ended.
     """
     return {"take": _take, "give": _give, "left": _left, "broken": _broken, "asked": _asked}[what]()
 
@@ -93,21 +93,24 @@ def _left() -> str:
 
 
 def _broken() -> str:
-    c = Code("define internal i32 @registers.broken(ptr %w, i32 %asked) noinline")
+    c = Code("define internal i32 @registers.broken(ptr %w, i32 %mask, i32 %asked, i32 %site) noinline")
     _, held = _held(c, "i32 0")
     count, steps = c("lshr i32 %asked, 1"), c.load("i32", "%w", WARP["register_steps"])
     fewer, more = c(f"icmp slt i32 {count}, {held}"), c(f"icmp sgt i32 {count}, {held}")
     again = c(f"icmp ne i32 {steps}, 0")  # before, it may have fewer than the launch's upper bound
     below = c(f"and i1 {fewer}, {again}")
     wrong = c(f"select i1 {c('trunc i32 %asked to i1')}, i1 {below}, i1 {more}")
+    began = c(f"xor i32 {c.load('i32', '%w', WARP['all'])}, -1")
+    some = c(f"icmp ne i32 %mask, {began}")
     found = c.var("i32", c(f"select i1 {wrong}, i32 {WRONG_WAY}, i32 0"))
+    c.store("i32", c(f"select i1 {some}, i32 {PARTIAL}, i32 {c.load('i32', found)}"), found)
     next_step = c(f"add i32 {steps}, 1")
 
     def compare(w: str) -> None:
-        theirs, last = c.load("i32", w, WARP["register_steps"]), c.load("i32", w, WARP["register_asked"])
+        theirs, last = c.load("i32", w, WARP["register_steps"]), c.load("i32", w, WARP["register_site"])
         behind = c(f"icmp ult i32 {theirs}, {steps}")
         ahead = c(f"icmp eq i32 {theirs}, {next_step}")
-        other = c(f"and i1 {ahead}, {c(f'icmp ne i32 {last}, %asked')}")
+        other = c(f"and i1 {ahead}, {c(f'icmp ne i32 {last}, %site')}")
         apart = c(f"select i1 {behind}, i32 {APART}, i32 0")
         either = c(f"or i32 {apart}, {c(f'select i1 {other}, i32 {DIFFERENT}, i32 0')}")
         counts = c(f"select i1 {_of_its_group(c, w)}, i32 {either}, i32 0")
@@ -119,9 +122,8 @@ def _broken() -> str:
 
 
 def _asked() -> str:
-    c = Code("define internal void @registers.asked(ptr %w, i32 %asked, i32 %site)")
+    c = Code("define internal void @registers.asked(ptr %w, i32 %site)")
     c.store("i32", c(f"add i32 {c.load('i32', '%w', WARP['register_steps'])}, 1"), "%w", WARP["register_steps"])
-    c.store("i32", "%asked", "%w", WARP["register_asked"])
     c.store("i32", "%site", "%w", WARP["register_site"])
     c.ret()
     return c.text()

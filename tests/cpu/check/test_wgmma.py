@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from ptxgen.errors import ExecutionError
+from ptxgen.errors import ExecutionError, IsaError
 from tests.evidence.corpus.cases import CASES
 from tests.support.cpu_run import run
 from tests.support.devices import ExecutorDevice
@@ -64,6 +64,29 @@ def test_a_wait_covers_all_but_the_last_groups():
     finding(two + WAIT.format(1) + "mov.f32 %f4, %f5;", "registers of wgmma.*mov.f32 %f4, %f5")
     np.testing.assert_array_equal(launch(two + WAIT.format(0) + "mov.f32 %f4, %f5;"), 16)
     finding(two + WAIT.format(1) + FENCE + product() + COMMIT, "registers of wgmma.*st.global")
+
+
+@pytest.mark.parametrize(
+    ("sums", "why"),
+    [
+        ("%f1, %f2", r"operand d: must have 4 registers \(has 2\)"),
+        ("%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8", r"operand d: must have 4 registers \(has 8\)"),
+        ("%f1, %f2, %f3, %rd1", "operand %rd1: must be a register of 32 bits"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["fast", "check"])
+def test_sums_of_another_number_or_size_are_refused(mode, sums, why):
+    with pytest.raises(IsaError, match=why):
+        launch(FENCE + product(sums=sums) + COMMIT + WAIT.format(0), mode)
+
+
+def test_sums_of_a_narrower_product_may_be_some_of_a_wider_ones():
+    """In another order, too."""
+    wide = product(sums="%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8", d="0").replace("m64n8k16", "m64n16k16")
+    narrow = product(sums="%f7, %f8, %f3, %f4")
+    more = " st.shared.v4.b32 [%r2+2048], {%r3, %r3, %r3, %r3}; fence.proxy.async; bar.sync 0;"
+    new = "".join(f"mov.f32 %f{n}, %f1;" for n in range(5, 9))
+    np.testing.assert_array_equal(launch(more + new + FENCE + wide + narrow + COMMIT + WAIT.format(0)), 32)
 
 
 def test_a_product_in_a_loop_is_waited_for_behind_it():

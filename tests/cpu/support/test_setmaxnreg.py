@@ -116,7 +116,8 @@ def test_what_it_is_given_counts_from_the_last_one() -> None:
         (dec(40) + dec(24), inc(168), 0, "synchronise between one setmaxnreg and the next"),
         (dec(40), inc(176) + "@%p2 bra end;\n" + inc(184), 5, "synchronise between one setmaxnreg and the next"),
         (dec(40), "@%p2 bra end;\n" + inc(176), 5, "same setmaxnreg: some of them have ended without"),
-        (dec(40), "@%p2 bra small;\n" + inc(184) + "bra end;\nsmall: " + inc(176), 5, "asks for something else"),
+        (dec(40), "@%p2 bra small;\n" + inc(184) + "bra end;\nsmall: " + inc(176), 5, "of them has executed another"),
+        (dec(40), "@%p2 bra small;\n" + inc(176) + "bra end;\nsmall: " + inc(176), 5, "of them has executed another"),
     ],
     ids=str,
 )
@@ -126,6 +127,16 @@ def test_what_is_undefined_is_found_in_check_mode(one: str, others: str, warp: i
     assert f"warp {warp}, lanes 0-31" in text
     assert why in text
     run(one, others, "fast")
+
+
+def test_all_lanes_of_a_warp_must_take_part() -> None:
+    half = "and.b32 %r2, %r1, 31; setp.lt.u32 %p3, %r2, 16; @%p3 ret;\n" + inc(176)
+    text = said(dec(40), half)
+    assert "lanes 16-31" in text
+    assert "all lanes of the warp must take part" in text
+    most = ONE_CTA.replace("reqntid", "maxntid")  # of the last warp there are eight lanes
+    run(dec(40), inc(176), directives=most, threads=360)
+    run(dec(40), half, directives="")
 
 
 @pytest.mark.parametrize("count", [16, 264, 100, 0])

@@ -8,14 +8,15 @@ from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.native.layout import PARK_REGISTERS
 from ptxgen.runtime.cpu.support.faults import FAULT_ASSERT
-from ptxgen.runtime.cpu.support.register_pool import APART, DIFFERENT, WRONG_WAY, asked
+from ptxgen.runtime.cpu.support.register_pool import APART, DIFFERENT, PARTIAL, WRONG_WAY, asked
 
 _LEAST, _MOST, _STEP = 24, 256, 8
 _ALL = "all warps of a warpgroup must execute the same setmaxnreg"
 _BROKEN = {
     APART: "the warps of a warpgroup must synchronise between one setmaxnreg and the next: some have not executed the "
     "one before",
-    DIFFERENT: f"{_ALL}: another one has executed one that asks for something else",
+    PARTIAL: "all lanes of the warp must take part",
+    DIFFERENT: f"{_ALL}: one of them has executed another",
 }
 _ENDED = f"{_ALL}: some of them have ended without"
 
@@ -28,21 +29,22 @@ def set_registers(e: Emitter, op: Op) -> None:
         raise e.error(f"operand {count}: must be a multiple of {_STEP} from {_LEAST} to {_MOST}")
     number = int(count.value)
     e.converge("-1")
+    site = e.new_site(_ENDED) if e.check else 0
     if e.check:
-        _rules(e, number, more)
+        _rules(e, number, more, site)
     ready = e.c(f"call i32 @registers.{'take' if more else 'give'}(ptr %w, i32 {e.mask}, i32 {number})")
     e.wait_here(ready, PARK_REGISTERS, "0", "0", count=number)
     if e.check:
-        e.c.do(f"call void @registers.asked(ptr %w, i32 {asked(number, more)}, i32 {e.new_site(_ENDED)})")
+        e.c.do(f"call void @registers.asked(ptr %w, i32 {site})")
 
 
 def _allowed(count: int) -> bool:
     return _LEAST <= count <= _MOST and count % _STEP == 0
 
 
-def _rules(e: Emitter, count: int, more: bool) -> None:
+def _rules(e: Emitter, count: int, more: bool, site: int) -> None:
     """A finding where PTX leaves the outcome undefined."""
-    broken = e.c(f"call i32 @registers.broken(ptr %w, i32 {asked(count, more)})")
+    broken = e.c(f"call i32 @registers.broken(ptr %w, i32 {e.mask}, i32 {asked(count, more)}, i32 {site})")
     has = f"the warp has {'more' if more else 'fewer'} than {count} registers a thread"
     wrong_way = f"setmaxnreg.{'inc' if more else 'dec'} to {count}: {has}"
     for bit, remark in {WRONG_WAY: wrong_way, **_BROKEN}.items():

@@ -67,20 +67,22 @@ def wgmma(e: Emitter, op: Op) -> None:
     name += "".join(f".{word}" for word in ("satfinite", "and") if word in op.words) + (".minus" if sign < 0 else "")
     keep = str(bool(scale_d.value)).lower() if isinstance(scale_d, nodes.Immediate) else (
         e.c(f"icmp ne i32 {e.pred(scale_d)}, 0"))  # fmt: skip
-    sums = _sums(e, targets, ACCUMULATORS[d_type][0], keep)
+    sums = _sums(e, targets, columns // 8 * (2 if d_type == "f16" else 4), ACCUMULATORS[d_type][0], keep)
     _refuse_transposed(e, transposed[1], other)
     e.c.do(f"call void @{name}(ptr %w, i32 {e.new_site(_REMARK)}, i64 {descriptor}, i32 {columns // 8}, "
            f"{', '.join(f'ptr {pointer}' for pointer in a_regs)}, ptr {sums}, i1 {keep})")  # fmt: skip
 
 
-def _sums(e: Emitter, targets: tuple[Source, ...], kind: str, keep: str) -> str:
+def _sums(e: Emitter, targets: tuple[Source, ...], count: int, kind: str, keep: str) -> str:
     """Name of the table of the accumulators' places in the register file, where they are now; what the product adds to
     must have been written where scale-d (`keep`, an i1) holds. All lanes are here: the product sets all of them."""
+    if len(targets) != count:
+        raise e.error(f"operand d: must have {count} registers (has {len(targets)})")
     places = []
     for target in targets:
         reg = e.reg(target)
-        if reg is None:
-            raise e.error(f"operand {target}: must be a register")
+        if reg is None or reg.bits != 32:
+            raise e.error(f"operand {target}: must be a register of 32 bits")
         if keep != "false":
             _settled(e, target, reg, kind, keep)
         e.overwrite(reg)
