@@ -40,11 +40,15 @@ else:
 
 
 class Reading(NamedTuple):
-    """What is compared of an output, and the largest relative error; None: the spec's limit, 0: it is exact."""
+    """What is compared of an output, and the largest relative error; None: the spec's limit, 0: it is exact.
+
+    `at_least`: results may be larger than the reference's.
+    """
 
     name: str
     values: np.ndarray
     limit: float | None = None
+    at_least: bool = False
 
 
 class KernelType:

@@ -53,6 +53,8 @@ def judge(
     spec: KernelType, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray], limit: float | None = None
 ) -> list[Verdict]:
     """A verdict for each reading of every buffer that is wanted; `limit` in place of theirs, but where that is 0."""
+    import numpy as np
+
     verdicts = []
     for name, wanted in want.items():
         if got[name].shape != wanted.shape:
@@ -62,7 +64,8 @@ def judge(
         for found, reference in pairs:
             own = limit_of(spec) if found.limit is None else found.limit
             allowed = own if limit is None or own == 0 else limit
-            verdicts.append(compare(found.name, found.values, reference.values, allowed))
+            values = np.minimum(found.values, reference.values) if found.at_least else found.values
+            verdicts.append(compare(found.name, values, reference.values, allowed))
     return verdicts
 
 

@@ -19,7 +19,7 @@ from tests.support.packed_products import tried
 from tests.support.sweep import examples
 
 DRAWS, SWEPT = 6, 60
-LIMIT = 5e-3  # of "fast"; faults of these kinds are deadlocks, findings, or far off
+FAST = 5e-3  # faults of these kinds are deadlocks, findings, or far off; "exact" has the limits of its spec
 
 Fields = dict[str, Any]
 
@@ -33,12 +33,12 @@ def few_processors(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def carried(rng: random.Random, turn: int) -> Fields:
-    """Fields of results that other warps store, of any precision and any tile; legal or not."""
+    """Fields of results that other warps store, of any tile; legal or not."""
     half = rng.choice(("bf16", "bf16", "f16"))
     return {
         "n": rng.choice((128, 136, 200, 264)), "k": 64 * rng.randint(1, 5), "weights": half, "x_dtype": half,
-        "out_dtype": rng.choice(("bf16", "f16")), "tokens": rng.choice((32, 64, 96, 128, 160, 192)),
-        "tile_rows": (192, 128, 64)[turn % 3], "precision": rng.choice(("fast", "exact")),
+        "out_dtype": rng.choice(("bf16", "f16")), "tokens": rng.choice((32, 64, 96, 128, 192)),
+        "tile_rows": (192, 128, 64)[turn % 3], "precision": "fast",
         "share": rng.choice((1, 1, 2)), "split": 1, "bias": rng.random() < 0.4, "carried": True,
         "evict_first": rng.random() < 0.5, "indirect": rng.random() < 0.3, "programmatic": rng.random() < 0.5,
     }  # fmt: skip
@@ -47,7 +47,7 @@ def carried(rng: random.Random, turn: int) -> Fields:
 def sharing_k(rng: random.Random, turn: int) -> Fields:
     """Fields of a product of few tokens whose k CTAs share: of two or three warpgroups, for numbers that add up to f32,
     or of four, for products of integers."""
-    plain = {"n": rng.choice((66, 130)), "tokens": rng.choice((8, 16, 24, 32, 48)), "share": 1,
+    plain = {"n": rng.choice((66, 130)), "tokens": rng.choice((8, 16, 32)), "share": 1,
              "split": rng.choice((2, 2, 4)), "bias": rng.random() < 0.3, "residual": rng.random() < 0.3,
              "evict_first": rng.random() < 0.3, "programmatic": rng.random() < 0.5,
              "indirect": rng.random() < 0.3}  # fmt: skip
@@ -55,7 +55,7 @@ def sharing_k(rng: random.Random, turn: int) -> Fields:
         integers = rng.choice(("q4_k", "q5_k", "q6_k"))
         more = {"weights": integers, "x_dtype": "f16", "by_row": True, "precision": rng.choice(("fast", "exact"))}
         return plain | more | {"tile_rows": 256, "k": 1024}
-    weights = rng.choice(("bf16", "f16", "q8_0", "e4m3", "int4_g128"))
+    weights = rng.choice(("bf16", "f16", "q8_0", "e4m3"))
     return plain | {"weights": weights, "precision": "exact", "tile_rows": (128, 192)[turn % 3], "k": 256}
 
 
@@ -74,7 +74,7 @@ def drawn(fields_of: Callable[[random.Random, int], Fields], fits: Callable[[Geo
 def is_right(spec: PackedGemm, turn: int) -> None:
     """In check mode, of whole tiles and of tails."""
     rows = (1 + turn % 2) * spec.tokens + (-1, 0, 1)[turn % 3]
-    tried(spec, "check", rows, LIMIT)
+    tried(spec, "check", rows, FAST if spec.precision == "fast" else None)
 
 
 @pytest.mark.parametrize("turn", range(examples(DRAWS, SWEPT)))

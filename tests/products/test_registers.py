@@ -122,7 +122,7 @@ def test_what_is_found_anew_is_right(mode: str, fields: dict[str, Any]) -> None:
     trial(spec, CpuDevice(mode=mode), target=WHERE, rows=2 * spec.tokens + 3).require()
 
 
-def test_clean_tiles_of_128_tokens_are_as_they_were() -> None:
+def test_some_tiles_of_128_tokens_have_registers_as_they_are() -> None:
     for weights, fields in (("q4_k", {}), ("q8_0", {"residual": True}), ("e4m3", {"activation": "silu"}), ("bf16", {})):
         at = Geometry.of(PackedGemm(4096, 4096, weights, 128, precision="fast", tile_rows=192, split=1, **fields))
         assert (at.tight, at.wide) == (False, False)

@@ -13,7 +13,8 @@ FAST = 4e-3  # of one whose factors are rounded to bf16
 WHERE = "sm_90a"
 
 
-def tried(spec: PackedGemm | PackTokens, mode: str, rows: int, limit: float, **more: Any) -> Any:
-    """The outcome of a trial in a mode of the executor, which must be within `limit`; options as `trial` has them."""
+def tried(spec: PackedGemm | PackTokens, mode: str, rows: int, limit: float | None, **more: Any) -> Any:
+    """The outcome of a trial in a mode of the executor, which must be within `limit` (None: the spec's own); options as
+    `trial` has them."""
     where = WHERE if isinstance(spec, PackedGemm) else "sm_80"
     return trial(spec, CpuDevice(mode=mode), target=where, rows=rows, limit=limit, **more).require()
