@@ -237,16 +237,16 @@ class BatchedKvCache:
 
     def _put_length(self, at: int, length: int, written: int) -> None:
         """What the host knows of a slot that takes part in nothing, and has the pages; `written`: of its rings."""
+        self._lengths[at], self._written[at] = length, written if length else 0
         if self.pages is not None:
             self.pages.shrink(at, length)
-        self._lengths[at], self._written[at] = length, written if length else 0
 
     @contextlib.contextmanager
     def _reserved(self, lengths: dict[int, int]) -> Iterator[None]:
         """Pages for lengths of slots, which are given back after an error."""
-        if self.pages is not None:
-            self.pages.reserve(lengths)
         try:
+            if self.pages is not None:
+                self.pages.reserve(lengths)
             yield
         except BaseException:
             if self.pages is not None:
@@ -264,6 +264,7 @@ class BatchedKvCache:
     def _empty(self, first: int, end: int, where: Stream | None) -> None:
         """Neighbouring slots hold nothing; all of them, or after an error what they held."""
         self._put_out(first, end, where)
+        self._lengths[first:end] = 0
         for slot in range(first, end):
             self._put_length(slot, 0, 0)
 

@@ -20,7 +20,8 @@ class PageTable:
     """`table [batch, pages of a sequence]`: page numbers in order, −1 where there is none yet.
 
     Pages are taken lowest first and given back when a sequence shrinks; `buffer` is the table on the device, brought up
-    to date by `upload`.
+    to date by `upload`. A change that is interrupted leaves pages that are neither held nor free, never both; they are
+    free again when they are missed.
     """
 
     def __init__(self, device: Device, batch: int, max_pages: int, n_pages: int, page_size: int) -> None:
@@ -45,6 +46,8 @@ class PageTable:
         wanted = {slot: self.pages_of(n) - self._held(slot) for slot, n in lengths.items()}
         missing = sum(max(n, 0) for n in wanted.values())
         if missing > len(self._free):
+            self._free = sorted({*range(self.n_pages)} - {*self.table.flat}, reverse=True)
+        if missing > len(self._free):
             raise CapacityError(
                 f"BatchedKvCache: {missing} pages of {self.page_size} positions are needed and {len(self._free)} of "
                 f"{self.n_pages} are free; nothing was changed"
@@ -52,17 +55,17 @@ class PageTable:
         for slot, count in wanted.items():
             held = self._held(slot)
             for entry in range(held, held + max(count, 0)):
-                self.table[slot, entry] = self._free.pop()
                 self._changed = True
+                self.table[slot, entry] = self._free.pop()
 
     def shrink(self, slot: int, length: int) -> None:
         """Give back the pages past a length."""
         keep, held = self.pages_of(length), self._held(slot)
         if held > keep:
-            self._free += [int(p) for p in self.table[slot, keep:held][::-1]]
-            self._free.sort(reverse=True)
-            self.table[slot, keep:held] = _NONE
+            given = [int(p) for p in self.table[slot, keep:held]]
             self._changed = True
+            self.table[slot, keep:held] = _NONE
+            self._free = sorted([*self._free, *given], reverse=True)
 
     def upload(self, stream: Stream | None) -> None:
         """Bring the device's table up to date, if it is not."""

@@ -103,7 +103,8 @@ def _broken() -> str:
     began = c(f"xor i32 {c.load('i32', '%w', WARP['all'])}, -1")
     some = c(f"icmp ne i32 %mask, {began}")
     found = c.var("i32", c(f"select i1 {wrong}, i32 {WRONG_WAY}, i32 0"))
-    c.store("i32", c(f"select i1 {some}, i32 {PARTIAL}, i32 {c.load('i32', found)}"), found)
+    partial = c(f"select i1 {some}, i32 {PARTIAL}, i32 0")
+    c.store("i32", c(f"or i32 {c.load('i32', found)}, {partial}"), found)
     next_step = c(f"add i32 {steps}, 1")
 
     def compare(w: str) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from ptxgen.errors import CapacityError
 from ptxgen.runtime import BatchedKvCache, Device, open_device
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.pages import PageTable
 from tests.support.fake_cuda import fake_device
 from tests.support.kv_caches import filled, made
 
@@ -151,3 +153,13 @@ def test_a_snapshot_that_is_put_back(device: Device, breaks: Breaks) -> None:
     for _ in breaks.of(lambda: filled(cache, (37, 33)), lambda: cache.restore(snapshot)):
         assert [cache.length(layer) for layer in range(2)] == [0, 0]
     assert [cache.length(layer) for layer in range(2)] == [9, 9]
+
+
+def test_pages_that_an_interruption_left_to_nobody_are_free_again(device: Device) -> None:
+    table = PageTable(device, 2, 4, 4, 16)
+    table.reserve({0: 33})
+    table._free.remove(3)  # as if stopped between the table's line and this one
+    table.reserve({1: 16})
+    assert sorted(table.table[table.table >= 0].tolist()) == [0, 1, 2, 3]
+    with pytest.raises(CapacityError, match="1 pages of 16 positions are needed and 0 of 4 are free"):
+        table.reserve({1: 17})
