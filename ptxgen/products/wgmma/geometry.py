@@ -115,6 +115,22 @@ def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     return whole and shape.groups == 2 and shape.tiles == 1
 
 
+def _pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, factored: bool) -> tuple[int, int, int]:
+    """Tokens of a product, sets of its sums where these are short, and of fragments of A."""
+    rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
+    promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(spec.precision == "exact"), 2)
+    if pipelined:
+        promoted = (FACTORED if factored else UNIFORM)[rows, tokens]
+    tall = spec.row_scales and tokens > MOST_ADDED
+    shared = spec.in_blocks and (spec.stream or shape.split > 1) and tokens % UNIFORM_SHARED[0] == 0
+    if shared and (tall or _alone_with_two(shape, tokens)):
+        promoted = UNIFORM_SHARED
+    if spec.by_row:
+        more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
+        promoted = tokens * (spec.digits + more), 1, 2
+    return promoted
+
+
 def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for sums and weights on their way to products: of two warpgroups that share k
     evenly, and of three, where 13 warps have 128 each: ptxas spilled 4 to 32 bytes. Of 128 tokens without
@@ -231,16 +247,7 @@ class Geometry:
                 break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
-        promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
-        if pipelined:
-            promoted = (FACTORED if factored else UNIFORM)[records * TILE_ROWS, tokens]
-        tall = spec.row_scales and tokens > MOST_ADDED
-        shared = spec.in_blocks and (spec.stream or shape.split > 1) and tokens % UNIFORM_SHARED[0] == 0
-        if shared and (tall or _alone_with_two(shape, tokens)):
-            promoted = UNIFORM_SHARED
-        if spec.by_row:
-            more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
-            promoted = tokens * (spec.digits + more), 1, 2
+        promoted = _pieces(spec, tokens, shape, pipelined, factored)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
