@@ -1,7 +1,7 @@
 """How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all.
 
-Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 5. Which one moves on with
-PTXGEN_DRAW_FROM: continuous integration draws another each time.
+Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 5, continuous integration 10.
+Which one moves on with PTXGEN_DRAW_FROM: there it is another each time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 ALL = os.environ.get("PTXGEN_SWEEP", "0") != "0"
 DRAW = 1 if ALL else max(int(os.environ.get("PTXGEN_DRAW", "1")), 1)
 FROM = int(os.environ.get("PTXGEN_DRAW_FROM", "0"))
-FEW = 3  # cases of a test that are all run
+FEW = 2  # cases of a test that are all run
 
 
 def some(values: Iterable[T], count: int) -> list[T]:
