@@ -185,7 +185,7 @@ class DigitGemm(Weighted):
 
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
-        """Of elements one by one, whatever the output."""
+        """The one limit of a recording, which compares every digit; trials compare by `readings`."""
         return ONE_DIGIT if self.packed_out or self.norm_out else EXACT
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:

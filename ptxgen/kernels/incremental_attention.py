@@ -182,7 +182,7 @@ class IncrementalAttention(KernelType):
 
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
-        """Of digits one by one: a value at a tie rounds to the one or the other bf16."""
+        """The one limit of a recording, which compares every digit: a value at a tie rounds to either bf16."""
         return 2e-2 if self.halves else None
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:

@@ -102,9 +102,8 @@ def _broken() -> str:
     wrong = c(f"select i1 {c('trunc i32 %asked to i1')}, i1 {below}, i1 {more}")
     began = c(f"xor i32 {c.load('i32', '%w', WARP['all'])}, -1")
     some = c(f"icmp ne i32 %mask, {began}")
-    found = c.var("i32", c(f"select i1 {wrong}, i32 {WRONG_WAY}, i32 0"))
-    partial = c(f"select i1 {some}, i32 {PARTIAL}, i32 0")
-    c.store("i32", c(f"or i32 {c.load('i32', found)}, {partial}"), found)
+    alone = (c(f"select i1 {one}, i32 {bit}, i32 0") for one, bit in ((wrong, WRONG_WAY), (some, PARTIAL)))
+    found = c.var("i32", c("or i32 " + ", ".join(alone)))
     next_step = c(f"add i32 {steps}, 1")
 
     def compare(w: str) -> None:
