@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,22 +143,27 @@ class AttentionOfStep(Products):
     def _append_stacked(self, x: str, attention: Attention) -> Ref:
         """The queries of several rows, whose products give rows of q, k and v, or of q and k."""
         model, stacks = self.model, self._stacks()
-        width = model.q_width + 2 * model.kv_width
-        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
-        rows = [next(self._products_of(names, source, norm, whole_rows=True)).tensor for names in stacks]
+        width, kinds, q_dtype = model.q_width + 2 * model.kv_width, self._kinds(*QKV), self._attended()
+        narrow = {"out_dtype": q_dtype} if q_dtype != f32 and self._is_tiled(kinds, model.dim) else {}
+        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, kinds, width, **narrow)
+        made = [self._products_of(names, source, norm, whole_rows=True, **narrow) for names in stacks]
+        rows = [next(products).tensor for products in made]
         stacked = "".join(name[0] for name in stacks[0])
         given: dict[str, str | Ref] = dict(zip((stacked, "v"), rows, strict=False))
-        q_dtype = self._attended()
         q = given["q_out"] = self.tensor(self.at("q.out"), "scratch", (self.rows, model.q_width), q_dtype)
+        attention = replace(attention, q_dtype=self.tensors[rows[0]].dtype)
         self._append(attention, given, stacked=stacked, in_place=False, out_dtype=q_dtype.name)
         return Ref(q)
+
+    def _is_tiled(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns are rounded once into tiles for weights of these formats."""
+        return self.packs(kinds, k) and not (self.digits(kinds, k) or self.integers(kinds, k))
 
     def _attended(self) -> DType:
         """The type of a prompt's queries and of what attention makes of them: the cache's, or bf16 over a cache of 8
         bits, where that is fast."""
-        kinds, width = self._kinds("o_proj"), self.model.q_width
-        packs = self.packs(kinds, width) and not (self.digits(kinds, width) or self.integers(kinds, width))
-        narrow = self.precision != "exact" and self.step == "prefill" and packs
+        tiled = self._is_tiled(self._kinds("o_proj"), self.model.q_width)
+        narrow = self.precision != "exact" and self.step == "prefill" and tiled
         if not narrow or self.kv_dtype.bits > 16:
             return f32
         return self.kv_dtype if self.kv_dtype.bits == 16 else bf16

@@ -134,6 +134,7 @@ class Products(Draft):
                 given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
             fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split, "stream": tiles.stream}
+            fields |= {"carried": tiles.carried}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _digit_gemm(self, **fields: Any) -> DigitGemm:
@@ -362,7 +363,9 @@ class Products(Draft):
         name = names[0] if len(names) == 1 else "".join(each[0] for each in names)
         return self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
 
-    def _products_of(self, names: tuple[str, ...], x: str, norm: str, *, whole_rows: bool = False) -> Iterator[Ref]:
+    def _products_of(
+        self, names: tuple[str, ...], x: str, norm: str, *, whole_rows: bool = False, out_dtype: DType = f32
+    ) -> Iterator[Ref]:
         """One product where one row reads the matrix, or where rows of all parts are wanted (`whole_rows`); else one
         for each part of it, so that its rows lie together."""
         dim, whole = self.model.dim, self._stacked(names)
@@ -375,11 +378,12 @@ class Products(Draft):
             if group != names:
                 weight = Ref(whole, kind.nbytes(sum(widths[name] for name in before), dim) if before else 0)
             role, width = whole.rpartition(".")[2] if group == names else group[0], sum(widths[n] for n in group)
-            out = self.scratch(f"{role}.out", width)
-            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group))
+            out = self.tensor(self.at(f"{role}.out"), "scratch", (self.rows, width), out_dtype)
+            narrow = {} if out_dtype == f32 else {"out_dtype": out_dtype}
+            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group), **narrow)
             for name in group:
                 at = sum(widths[each] for each in group[: group.index(name)])
-                yield Ref(out, at * f32.bytes) if len(group) > 1 else Ref(out)
+                yield Ref(out, at * out_dtype.bytes) if len(group) > 1 else Ref(out)
 
     def _bias_of(self, names: tuple[str, ...]) -> str | Ref:
         """The bias of some of the three, or ""."""
