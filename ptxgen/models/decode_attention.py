@@ -49,7 +49,18 @@ class AttentionOfStep(Products):
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""
         return self.tensor(name, "state", (1,), s32)
 
-    def _attention(self, x: str) -> None:
+    @property
+    def _ends_prompt(self) -> bool:
+        """Whether only the last row goes on behind this layer's attention: none else is asked for its token."""
+        return self.step == "prefill" and self.layer + 1 == self.model.shape.n_layers
+
+    def _last_row(self, name: str) -> Ref:
+        """The last of the step's rows."""
+        held = self.tensors[name]
+        return Ref(name, (self.rows - 1) * held.shape[-1] * held.dtype.bytes)
+
+    def _queries(self, x: str) -> tuple[Attention, Ref]:
+        """What the layer attends by, and its queries; keys and values are in the caches."""
         model = self.model
         kind = model.layer(self.layer)
         ring = CacheForm(rings=self.rings).ring(model.shape, kind)
@@ -64,14 +75,23 @@ class AttentionOfStep(Products):
         else:
             q, k, v = self._qkv(x)
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
-        attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
+        return replace(attention, q_dtype=self.tensors[q.tensor].dtype), q
+
+    def _attention(self, attends: Attention, q: Ref) -> str:
+        """Attention of queries over the caches."""
+        model = self.model
         if self.reads_halves("o_proj", model.q_width):
             out = self._attended_halves()
         else:
             out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
         self._attend(attends, q, out)
+        return out
+
+    def _attention_out(self, x: str | Ref, attended: str | Ref) -> None:
+        """The product behind attention, added to the residual stream."""
+        model = self.model
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
-        self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
+        self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, attended)
 
     def _attended_halves(self) -> str:
         """Memory for what attention makes, as bf16 digits; rows of a tile that no sequence has stay zero."""
@@ -258,7 +278,7 @@ class AttentionOfStep(Products):
         assert isinstance(spec, MultiHeadAttention)
         return spec.fastest(parse_target(self.target), self.rows, self.model.shape.max_len).widened
 
-    def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
+    def _add(self, x: str | Ref, name: str, post_norm: str, weight: str, k: int, source: str | Ref) -> None:
         """Add a product to the residual stream, normed before where the family does that."""
         dim = self.model.dim
         if not self.is_packed(source):
