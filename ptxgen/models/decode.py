@@ -2,7 +2,8 @@
 
 Three kinds of step share tensors by name. "decode": one position of one sequence, which feeds its token back and counts
 its position by itself. "batch": one position of each of `rows` sequences, at `positions`, over `lengths`; a position
-below 0 takes no part. "prefill": `rows` positions of one sequence from `position` on, and the token after the last.
+below 0 takes no part. "prefill": `rows` positions of one sequence from `position` on, and the token after the last:
+behind the last layer's attention goes one row. Where other rows follow, keys and values are all that is asked for.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ LARGEST_PIECE = 128  # tokens of a product whose sums are short
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 PROCESSOR_REGISTERS, MOST_REGISTERS = 1 << 16, 255  # of a multiprocessor, of a thread
 # loads of a lane of what results are added to, on their way together; registers that results take beside sums and these
-RESIDUAL_LOADS, BESIDE_SUMS = 8, 64
+RESIDUAL_LOADS, BESIDE_SUMS = 6, 72
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
@@ -329,7 +329,8 @@ class Geometry:
     @property
     def residual_loads(self) -> int:
         """Loads of what results are added to that a lane has on its way, as far as there are registers."""
-        most = min(MOST_REGISTERS, PROCESSOR_REGISTERS // (self.threads * self.shape.resident))
+        groups = -(-self.threads // (32 * WARPS))  # ptxas gives as many as whole warpgroups could have
+        most = min(MOST_REGISTERS, PROCESSOR_REGISTERS // (32 * WARPS * groups * self.shape.resident))
         if self.wide:
             most = REGISTERS[self.shape.groups][1]
         return max(1, min(RESIDUAL_LOADS, (most - self.sums // 2 - BESIDE_SUMS) // VECTOR))
