@@ -31,6 +31,7 @@ from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier
 from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST
+from ptxgen.products.wgmma.slices import SLICES, Slices
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
@@ -78,6 +79,7 @@ class PackedGemm(PackedProduct):
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
     round more; the order of sums then follows from the number of tokens. `carried`: other warps store a tile's results,
     rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that policy of the L2.
+    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add up their sums.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -212,6 +214,7 @@ class PackedGemm(PackedProduct):
                 f"share: with split at most {MOST_CLUSTER} CTAs "
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
+        yield from rules.one_of("slices", self.slices, (1, SLICES))
         if self.by_row:
             yield from self._rules_of_integers()
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
@@ -261,8 +264,20 @@ class PackedGemm(PackedProduct):
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
+        elif self.slices > 1 and not self._slices():
+            yield (
+                'slices: is for 64 rows of 16-bit weights as they lie with precision "fast", an even number of tiles '
+                f"of {self.kind.tile_k} columns and of octets of tokens, with split=1 and without gated, stream or "
+                f"carried (got slices={self.slices}; nearest: 1)"
+            )
         else:
             yield from self._fits_registers(Geometry.of(self))
+
+    def _slices(self) -> bool:
+        """Whether warpgroups can share k."""
+        plain = self.straight and not (self.scaled or self.gated or self.stream or self.carried)
+        even = self.kind.tiles(self.k) % SLICES == 0 and self.tokens % (SLICES * packed.GROUP) == 0
+        return plain and even and self.precision == "fast" and (self.tile_rows, self.split) == (64, 1)
 
     def _fits_registers(self, at: Geometry) -> Iterator[str]:
         if not at.fits:
@@ -363,7 +378,11 @@ class PackedGemm(PackedProduct):
         multiplier.build(tasks)
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
-        sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
+        sums = multiplier.sums
+        if at.shape.slices > 1:
+            sums = Slices(b, at, ring).build(tasks, sums)
+        elif at.shape.split > 1:
+            sums = Exchange(b, self, at, ring).build(tasks, sums)
         if at.carried:
             CarriedResults(b, self, at, ring, sums, multiplier.step).build(tasks)
             Carrier(b, self, at, ring).build(tasks)

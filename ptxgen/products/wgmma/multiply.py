@@ -102,7 +102,7 @@ class Multiplier:
 
     def _parts(self) -> Iterator[Part]:
         at, step = self.at, self.at.shape.part
-        for tile in range(at.shape.tiles):
+        for tile in range(at.shape.tiles // at.shape.slices):
             for block in range(at.shape.blocks):
                 for first in range(0, self.spec.chunks, step):
                     yield Part(tile, block, range(first, first + step))
@@ -110,17 +110,22 @@ class Multiplier:
     def build(self, tasks: Tasks) -> None:
         """Build the fragments of the warps that multiply a stage."""
         b, at, ring = self.b, self.at, self.ring
-        warp, group, weight, first_step = tasks.warp, tasks.group, tasks.weight, tasks.first_step
+        warp, group, weight, first_step = tasks.row_warp, tasks.group, tasks.weight, tasks.first_step
         lane: Reg = tasks.lane
         self.lane, self.warp, self.token_tile = lane, warp, tasks.token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
             own = b.op("mad.lo.u32", "own_records", warp, at.shape.blocks * at.tile_bytes, base)
+            if tasks.slice is not None:
+                b.op("mad.lo.u32", own, tasks.slice, at.tile_bytes // at.shape.slices, own)
             self.row = b.op("shr.u32", "row_of_lane", lane, 2)
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
+            if tasks.slice is not None:
+                own_tokens = at.token_bytes // at.shape.slices >> 4
+                b.op("mad.lo.u32", self.first_tokens, tasks.slice, own_tokens, self.first_tokens)
             arrives = self.arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.peer = lane
             if tasks.split_rank is not None and at.shape.share > 1:

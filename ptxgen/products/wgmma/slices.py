@@ -1,0 +1,62 @@
+"""Sums of two warpgroups that have the same rows, each of its part of a tile's k (sliced K): each gives the other the
+sums of half of the tile's tokens, adds what it is given to its own of the other half, and finishes these.
+
+Sums travel as they lie in registers, 16 bytes of a thread for each octet of tokens, to the same thread of the other
+warpgroup. A sum of two numbers does not depend on their order, so both halves are as determined as one sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.idioms import convert
+from ptxgen.products.wgmma.exchange import BYTES, VECTOR
+from ptxgen.products.wgmma.geometry import OCTET, WARPS, Geometry
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
+
+THREADS = 32 * WARPS
+MEETING = 3  # the barrier of both; results have those of each warpgroup, 1 and 2
+SLICES = 2
+
+
+class Slices:
+    """Fragments `give_half` and `take_half`, between which both warpgroups meet."""
+
+    def __init__(self, b: Builder, at: Geometry, ring: Ring) -> None:
+        self.b, self.at, self.ring = b, at, ring
+        self.own = at.out_tokens // OCTET
+
+    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
+        """Both fragments; the sums that this warpgroup finishes."""
+        b, at = self.b, self.at
+        slice_, (values,) = tasks.slice, sums
+        assert slice_ is not None
+        whole = b.array("whole0_", "f32", VECTOR * self.own)
+        half, row_bytes = VECTOR * self.own, BYTES * THREADS
+        with b.fragment("give_half", "to the other warpgroup the sums of its tokens"):
+            first = b.op("setp.eq.u32", "is_first_slice", slice_, 0)
+            place = b.op("mov.u32", "sums_place", self.ring.memory)
+            b.op("add.u32", place, place, at.sums_at)
+            of_group = b.op("and.b32", "thread_of_slice", tasks.thread, THREADS - 1)
+            b.op("mad.lo.u32", place, of_group, BYTES, place)
+            mine = b.op("mad.lo.u32", "given_at", slice_, self.own * row_bytes, place)
+            given = b.array("given_sum", "f32", VECTOR)
+            for index in range(0, half, VECTOR):
+                for number, value in enumerate(given):
+                    b.op("selp.f32", value, values[half + index + number], values[index + number], first)
+                convert.store_words(b, mine, given, index // VECTOR * row_bytes, space="shared")
+        with b.fragment("take_half", "and what it gave to one's own"):
+            other = b.op("xor.b32", "other_slice", slice_, 1)
+            theirs = b.op("mad.lo.u32", "taken_sums_at", other, self.own * row_bytes, place)
+            for index in range(0, half, VECTOR):
+                some = whole[index : index + VECTOR]
+                convert.load_words(b, some, theirs, index // VECTOR * row_bytes, space="shared")
+            for index, value in enumerate(whole):
+                mine_too = convert.scratch(b, "own_sum", "f32")
+                b.op("selp.f32", mine_too, values[index], values[half + index], first)
+                b.op("add.f32", value, value, mine_too)
+        b.expose(slices_meet=(MEETING, SLICES * THREADS))
+        return [whole]
