@@ -266,18 +266,20 @@ class PackedGemm(PackedProduct):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
         elif self.slices > 1 and not self._slices():
             yield (
-                'slices: is for 64 rows of 16-bit weights as they lie with precision "fast", an even number of tiles '
-                f"of {self.kind.tile_k} columns and of octets of tokens, with split=1 and without gated, stream or "
-                f"carried (got slices={self.slices}; nearest: 1)"
+                f"slices: is for tile_rows={64 * self.parts}, an even number of tiles of {self.kind.tile_k} columns and "
+                f"of octets of tokens, at most {MOST_ROWS_FIRST} tokens of what is not weights of 16 bits in fast, with "
+                f"split=1 and without by_row, stream or carried (got slices={self.slices}; nearest: 1)"
             )
         else:
             yield from self._fits_registers(Geometry.of(self))
 
     def _slices(self) -> bool:
         """Whether warpgroups can share k."""
-        plain = self.straight and not (self.scaled or self.gated or self.stream or self.carried)
+        plain = self.straight and not self.scaled and self.precision == "fast"
+        other = self.by_row or self.stream or self.carried or self.kind.tile_k % self.columns
         even = self.kind.tiles(self.k) % SLICES == 0 and self.tokens % (SLICES * packed.GROUP) == 0
-        return plain and even and self.precision == "fast" and (self.tile_rows, self.split) == (64, 1)
+        one = (self.tile_rows, self.split) == (64 * self.parts, 1)
+        return (plain or self.tokens <= MOST_ROWS_FIRST) and one and even and not other
 
     def _fits_registers(self, at: Geometry) -> Iterator[str]:
         if not at.fits:

@@ -42,14 +42,33 @@ def few_processors(monkeypatch: pytest.MonkeyPatch) -> Any:
         (65, {"n": 256, "k": 384, "tokens": 32, "packed_out": True, "activation": "silu"}),
         (97, {"n": 264, "k": 640, "tokens": 96, "out_dtype": "bf16", "share": 2, "bias": True, "activation": "gelu"}),
         (193, {"n": 136, "k": 512, "tokens": 192, "out_dtype": "f16", "weights": "f16", "x_dtype": "f16"}),
+        (63, {"n": 200, "k": 256, "tokens": 32, "gated": True, "activation": "silu", "out_dtype": "bf16"}),
+        (31, {"n": 256, "k": 512, "tokens": 16, "gated": True, "activation": "silu", "packed_out": True}),
+        (33, {"n": 100, "k": 1024, "tokens": 32, "weights": "e4m3_block", "x_dtype": "e4m3", "out_dtype": "bf16"}),
+        (65, {"n": 140, "k": 768, "tokens": 64, "weights": "e4m3_block", "x_dtype": "e4m3", "residual": True}),
+        (17, {"n": 128, "k": 512, "tokens": 16, "weights": "e4m3_block", "x_dtype": "e4m3", "row_scales": True}),
+        (15, {"n": 70, "k": 512, "tokens": 16, "weights": "e4m3_channel", "x_dtype": "e4m3", "programmatic": True}),
+        (31, {"n": 72, "k": 1024, "tokens": 32, "weights": "e4m3", "x_dtype": "e4m3", "promoted": True}),
+        (33, {"n": 130, "k": 256, "tokens": 32, "weights": "q8_0", "residual": True}),
+        (17, {"n": 66, "k": 1024, "tokens": 16, "weights": "q4_k", "residual": True, "programmatic": True}),
+        (64, {"n": 128, "k": 1024, "tokens": 64, "weights": "int4_g128", "out_dtype": "bf16"}),
+        (33, {"n": 128, "k": 768, "tokens": 32, "weights": "e4m3_block", "bias": True}),
         (65, {"n": 128, "k": 1280, "tokens": 64, "out_dtype": "bf16", "evict_first": True, "programmatic": True}),
     ],
     ids=str,
 )
 def test_warpgroups_share_k(mode: str, rows: int, fields: dict[str, Any], few_processors: None) -> None:
-    spec = PackedGemm(**{**SLICED, **fields})
+    spec = PackedGemm(**{**SLICED, "tile_rows": 64 * (1 + ("gated" in fields)), **fields})
     assert Geometry.of(spec).warps == 2 * Geometry.of(spec).row_warps
     tried(spec, mode, rows, FAST)
+
+
+@pytest.mark.parametrize("weights", ["bf16", "q4_k"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_exact_sums_are_exact(weights: str, gated: bool, few_processors: None) -> None:
+    around: dict[str, Any] = {"gated": True, "activation": "silu", "tile_rows": 128} if gated else {}
+    spec = PackedGemm(72, 1024, weights, tokens=16, **{**SLICED, "precision": "exact", **around})
+    tried(spec, "check", 17, None)
 
 
 @pytest.mark.parametrize("fields", [{"residual": True}, {"out_dtype": "bf16"}, {"packed_out": True}], ids=str)
@@ -85,8 +104,9 @@ def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"tile_rows": 128}, {"split": 2}, {"tokens": 104}, {"k": 320}, {"precision": "exact"}, {"weights": "q4_k"},
-     {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"gated": True, "activation": "silu", "tile_rows": 128},
-     {"carried": True}, {"split": 0}],
+     {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"carried": True}, {"split": 0},
+     {"gated": True, "activation": "silu", "tile_rows": 256},
+     {"weights": "q4_k", "tokens": 16, "x_dtype": "f16", "by_row": True}],
     ids=str,
 )  # fmt: skip
 def test_where_k_cannot_be_shared_it_is_refused(fields: dict[str, Any]) -> None:

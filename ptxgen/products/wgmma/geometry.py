@@ -86,7 +86,7 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
     """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
     ones, and two sets where they can take turns, as far as there are registers."""
-    places = shape.tiles * shape.blocks  # of fragments in a stage
+    places = shape.own_tiles * shape.blocks  # of fragments in a stage
     for pieces, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
         piece = tokens // pieces
         turns = shorts <= places * pieces and sets <= places
@@ -236,7 +236,7 @@ class Geometry:
             if room >= least or less is None:
                 break
             shape = less
-        alternate = shape.tiles // shape.slices * shape.blocks * spec.chunks // shape.part % 2 == 0
+        alternate = shape.own_tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         if exact and tight:
@@ -296,6 +296,11 @@ class Geometry:
         promotes its sums while the other's products run."""
         alone = self.shape.tiles * self.shape.blocks == 1 and self.product_tokens == self.tokens
         return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.pipelined) and alone
+
+    @property
+    def own_tiles(self) -> int:
+        """Tiles of a stage that a warpgroup multiplies."""
+        return self.shape.own_tiles
 
     @property
     def warps(self) -> int:

@@ -102,7 +102,7 @@ class Multiplier:
 
     def _parts(self) -> Iterator[Part]:
         at, step = self.at, self.at.shape.part
-        for tile in range(at.shape.tiles // at.shape.slices):
+        for tile in range(at.own_tiles):
             for block in range(at.shape.blocks):
                 for first in range(0, self.spec.chunks, step):
                     yield Part(tile, block, range(first, first + step))
@@ -112,7 +112,7 @@ class Multiplier:
         b, at, ring = self.b, self.at, self.ring
         warp, group, weight, first_step = tasks.row_warp, tasks.group, tasks.weight, tasks.first_step
         lane: Reg = tasks.lane
-        self.lane, self.warp, self.token_tile = lane, warp, tasks.token_tile
+        self.lane, self.warp, self.slice, self.token_tile = lane, warp, tasks.slice, tasks.token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
@@ -376,11 +376,13 @@ class Multiplier:
         (piece,) = self._trailing()
         record = scratch(b, "scaled_record", "u32")
         for block, place in enumerate(self.scales_at):
-            b.op("mad.lo.u32", record, group, at.warps, warp)
+            b.op("mad.lo.u32", record, group, at.row_warps, warp)
             b.op("mad.lo.u32", record, record, at.shape.blocks, block)
             b.op("min.u32", record, record, spec.parts * kind.records(spec.n) - 1)
             b.op("mad.wide.u32", place, record, kind.record_bytes(spec.k), weight)
             b.op("mad.wide.u32", place, self._owner(piece.by), piece.stride, place)
             b.op("add.u64", place, place, kind.tiles(spec.k) * kind.tile_bytes + piece.offset)
+            if piece.step and self.slice is not None:
+                b.op("mad.wide.u32", place, self.slice, piece.step * at.own_tiles, place)
             if piece.step and first_step is not None:
                 b.op("mad.wide.u32", place, first_step, piece.step * at.shape.tiles, place)

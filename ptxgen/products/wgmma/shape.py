@@ -68,6 +68,11 @@ class Shape:
     slices: int = 1
 
     @property
+    def own_tiles(self) -> int:
+        """Tiles of a stage that a warpgroup multiplies."""
+        return self.tiles // self.slices
+
+    @property
     def places(self) -> int:
         """Clusters that there is room for at once."""
         return max(1, PROCESSORS * self.resident // self.share)

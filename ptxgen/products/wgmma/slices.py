@@ -32,31 +32,35 @@ class Slices:
     def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
         """Both fragments; the sums that this warpgroup finishes."""
         b, at = self.b, self.at
-        slice_, (values,) = tasks.slice, sums
+        slice_ = tasks.slice
         assert slice_ is not None
-        whole = b.array("whole0_", "f32", VECTOR * self.own)
         half, row_bytes = VECTOR * self.own, BYTES * THREADS
+        slot_bytes = len(sums) * self.own * row_bytes
+        wholes = [b.array(f"whole{block}_", "f32", half) for block in range(len(sums))]
+        vectors = [(block, first) for block in range(len(sums)) for first in range(0, half, VECTOR)]
+        each = [(*where, row_bytes * number) for number, where in enumerate(vectors)]
         with b.fragment("give_half", "to the other warpgroup the sums of its tokens"):
-            first = b.op("setp.eq.u32", "is_first_slice", slice_, 0)
+            is_first = b.op("setp.eq.u32", "is_first_slice", slice_, 0)
             place = b.op("mov.u32", "sums_place", self.ring.memory)
             b.op("add.u32", place, place, at.sums_at)
             of_group = b.op("and.b32", "thread_of_slice", tasks.thread, THREADS - 1)
             b.op("mad.lo.u32", place, of_group, BYTES, place)
-            mine = b.op("mad.lo.u32", "given_at", slice_, self.own * row_bytes, place)
+            mine = b.op("mad.lo.u32", "given_at", slice_, slot_bytes, place)
             given = b.array("given_sum", "f32", VECTOR)
-            for index in range(0, half, VECTOR):
-                for number, value in enumerate(given):
-                    b.op("selp.f32", value, values[half + index + number], values[index + number], first)
-                convert.store_words(b, mine, given, index // VECTOR * row_bytes, space="shared")
+            for block, begin, offset in each:
+                lower, upper = sums[block][begin:], sums[block][half + begin :]
+                for value, low, high in zip(given, lower, upper, strict=False):
+                    b.op("selp.f32", value, high, low, is_first)
+                convert.store_words(b, mine, given, offset, space="shared")
         with b.fragment("take_half", "and what it gave to one's own"):
             other = b.op("xor.b32", "other_slice", slice_, 1)
-            theirs = b.op("mad.lo.u32", "taken_sums_at", other, self.own * row_bytes, place)
-            for index in range(0, half, VECTOR):
-                some = whole[index : index + VECTOR]
-                convert.load_words(b, some, theirs, index // VECTOR * row_bytes, space="shared")
-            for index, value in enumerate(whole):
-                mine_too = convert.scratch(b, "own_sum", "f32")
-                b.op("selp.f32", mine_too, values[index], values[half + index], first)
-                b.op("add.f32", value, value, mine_too)
+            theirs = b.op("mad.lo.u32", "taken_sums_at", other, slot_bytes, place)
+            for block, begin, offset in each:
+                convert.load_words(b, wholes[block][begin : begin + VECTOR], theirs, offset, space="shared")
+            own = convert.scratch(b, "own_sum", "f32")
+            for whole, values in zip(wholes, sums, strict=True):
+                for value, low, high in zip(whole, values[:half], values[half:], strict=True):
+                    b.op("selp.f32", own, low, high, is_first)
+                    b.op("add.f32", value, value, own)
         b.expose(slices_meet=(MEETING, SLICES * THREADS))
-        return [whole]
+        return wholes
