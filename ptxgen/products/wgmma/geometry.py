@@ -388,7 +388,7 @@ class Geometry:
 
     @property
     def sums_at(self) -> int:
-        """Where the sums of CTAs, or warpgroups, that share k lie in shared memory: beside the ring, or in its place."""
+        """Where sums of CTAs or warpgroups that share k lie in shared memory: beside the ring, or in its place."""
         return self.stages * self.stage_bytes if self.apart or self.shape.slices > 1 else 0
 
     @property

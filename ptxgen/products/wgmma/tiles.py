@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ptxgen.dtypes import e4m3, f32
+from ptxgen.dtypes import e4m3, f16, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, of_integers
-from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
+from ptxgen.products.wgmma.shape import CLUSTERS, FEW_TOKENS, MOST_ROWS_FIRST, PROCESSORS, of_integers
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, GROUP, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 
@@ -77,6 +77,23 @@ MEASURED = ((28672, 4096, 385, 512, 256, 64, 1, 1),)
 # the same of plain launches alone, where the begin and the end count
 MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1),)
 TILE = ("tokens", "tile_rows", "split", "share")
+# Tiles of few tokens that two warpgroups with the same 64 rows (`slices`) were measured to beat, in programmatic
+# launches: how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights
+# from, CTAs that share k from and to; whether that is so only where CTAs have uneven numbers of tiles; whether weights
+# leave the L2 first.
+SLICED = (
+    ("fast", False, 1, 64, 80, 1, 1, True, True),
+    ("fast", True, 9, 64, 176, 1, 8, False, True),
+    ("exact", False, 9, 32, 96, 1, 8, False, True),
+    ("exact", True, 9, 32, 176, 1, 8, False, True),
+    ("scaled", False, 9, 16, 96, 1, 2, False, False),
+    ("scaled", False, 17, 64, 32, 1, 2, False, False),
+    ("widened", False, 33, 64, 32, 2, 2, False, False),
+)
+EVEN = 0.9  # of the places of all turns have a tile where CTAs have even numbers of them
+WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
+# the same of a matrix: outputs, columns, rows of x from and to; tokens
+SLICED_MATRICES = ((2048, 2048, 17, 64, 32), (2048, 2048, 65, 128, 64))
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -251,6 +268,48 @@ def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
         return spec
 
 
+def _multiplied(spec: PackedProduct) -> str:
+    """How a spec's numbers are multiplied, as `SLICED` has it; "" for what it does not have."""
+    if isinstance(spec.kind, Half):
+        return spec.precision if spec.straight else ""
+    if spec.scaled:
+        return "" if spec.in_blocks or spec.promoted else "scaled"
+    return "widened" if spec.weights in WIDENED and spec.precision == "fast" and spec.x_dtype != f16 else ""
+
+
+def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
+    """The spec, or in its place the one whose two warpgroups share k, where that was seen to gain."""
+    if not fields.get("programmatic") or fields.keys() & {*TILE[1:], "stream", "slices", "carried"}:
+        return spec
+    how, at = _multiplied(spec), Geometry.of(spec)
+    for n, k, least, most, tokens in SLICED_MATRICES:
+        if (how, spec.n, spec.k, spec.gated) == ("fast", n, k, False) and least <= rows <= most:
+            return _with_slices(spec, fields, tokens, evict_first=False)
+    blocks = spec.parts * -(-spec.n // 64)
+    clusters = at.row_groups // at.shape.share
+    even = clusters >= EVEN * at.shape.places * -(-clusters // at.shape.places)
+    for kind, gated, least, most, blocks_from, split_from, split_to, uneven, once in SLICED:
+        known = (kind, gated) == (how, spec.gated) and least <= rows <= most and blocks >= blocks_from
+        if known and split_from <= at.shape.split <= split_to and not (uneven and (even or _tall(spec, rows))):
+            return _with_slices(spec, fields, max(spec.tokens, 2 * GROUP), evict_first=once)
+    return spec
+
+
+def _tall(spec: PackedProduct, rows: int) -> bool:
+    """Whether three warpgroups have so many tokens that they are the faster ones."""
+    return spec.tile_rows == READ_ONCE[-1] and rows > FEW_TOKENS
+
+
+def _with_slices(spec: P, fields: dict[str, Any], tokens: int, *, evict_first: bool) -> P:
+    """The spec with slices, where it is legal with the tokens that are given."""
+    tile = {"tile_rows": 64 * spec.parts, "split": 1, "share": 1, "slices": 2, "tokens": tokens}
+    once = {} if "evict_first" in fields else {"evict_first": evict_first}
+    try:
+        return replace(spec, **{**tile, **({"tokens": fields["tokens"]} if "tokens" in fields else {}), **once})
+    except SpecError:
+        return spec
+
+
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
     fewer times."""
@@ -263,4 +322,4 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
-    return _once(chosen, fields, rows)
+    return _sliced(_once(chosen, fields, rows), fields, rows)
