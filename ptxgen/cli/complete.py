@@ -62,7 +62,7 @@ def command(
     completion = Completion(model, prompt, max_tokens, max_len)
     started = time.perf_counter()
     opened = open_device(device)
-    with _bar() as progress:
+    with as_options("Model"), _bar() as progress:
         loaded = completion.load(opened, kv_dtype, progress, precision=precision, persistent=persistent)
     seconds = time.perf_counter() - started
     click.echo(prompt, nl=False)
