@@ -102,7 +102,8 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "", b
     if not able:
         older = "the assembler of CUDA 12.9 is the last that knows it; set PTXGEN_PTXAS to that ptxas"
         hint = older if (where.major, where.minor) < (7, 5) else f"a newer one may know it; {_HOW_TO_GET_ONE}"
-        raise AssembleError(f"{name or 'PTX'}: {' and '.join(map(str, found))} cannot assemble for {where}; {hint}")
+        each = " and ".join(dict.fromkeys(map(str, found)))
+        raise AssembleError(f"{name or 'PTX'}: {each} cannot assemble for {where}; {hint}")
     whole = sets_registers(text) or is_of_warpgroups(text)
     chosen = next((a for a in able if a.path), able[0]) if whole else able[0]
     made = _run_one(chosen, text, where, name)
@@ -133,7 +134,7 @@ def _run_one(assembler: Assembler, text: str, where: Target, name: str) -> Assem
 def _named_target(text: str, name: str) -> Target:
     found = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
     if found is None:
-        raise AssembleError(f"{name}: has no .target; pass the target to assemble for")
+        raise AssembleError(f"{name}: has no .target; --target, or target=, says what to assemble for")
     try:
         return parse_target(found[1])
     except TargetError as unknown:

@@ -164,7 +164,7 @@ def _assembler() -> Line:
         return Line("assembler", "wrong", str(wrong))
     if not found:
         return Line("assembler", "absent", "none: pip install 'ptxgen[ptxas]'")
-    return Line("assembler", "ok", ", then ".join(map(str, found)))
+    return Line("assembler", "ok", ", then ".join(f"{each}{f' ({each.path})' if each.path else ''}" for each in found))
 
 
 def _parts() -> list[Line]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union, overload
+from typing import overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,6 @@ class Sink:
 
 
 SINK = Sink()
-
-Value = Union[Reg, Not, Addr, Shared, Table, Or, Sink, int, float, str, "tuple[Value, ...]"]
 
 
 def immediate(value: float, type: str) -> str:

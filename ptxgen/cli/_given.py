@@ -17,8 +17,16 @@ from ptxgen.errors import SpecError
 _UNSAID = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 
+class IntRange(click.IntRange):
+    """click's, which calls itself an integer: no word is "a valid integer range"."""
+
+    name = "integer"
+
+
 class FloatRange(click.FloatRange):
-    """click's, without nan."""
+    """click's, without nan; it calls itself a number."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -64,10 +72,23 @@ def _words_of(option: click.Option, written: Sequence[str]) -> list[str]:
 @contextmanager
 def as_options(owner: str) -> Iterator[None]:
     """A `SpecError` about a field of `owner` names the option that gave it."""
+    with _named(rf"{owner}\.(\w+)"):
+        yield
+
+
+@contextmanager
+def given_by(*names: str) -> Iterator[None]:
+    """A `SpecError` about one of these fields, of whatever owner, names the option that gave it."""
+    with _named(rf"(?:\w+\.)?({'|'.join(names)})(?=:)"):
+        yield
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
     try:
         yield
     except SpecError as wrong:
-        text = re.sub(rf"^{owner}\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(wrong))
+        text = re.sub(rf"^{field}", lambda found: "--" + found[1].replace("_", "-"), str(wrong))
         raise SpecError(text) from None
 
 

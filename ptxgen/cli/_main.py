@@ -95,7 +95,7 @@ def _invoked(arguments: Sequence[str] | None) -> int:
     try:
         code = root.main(None if arguments is None else list(arguments), prog_name="ptxgen", standalone_mode=False)
     except _PAGE as wrong:
-        return _complain(f"{_path(wrong)}: names no kernel; --help shows what there is", 2)
+        return _complain(f"{_path(wrong)}: names no {_missing(wrong)}; --help shows what there is", 2)
     except click.ClickException as wrong:
         return _complain(wrong.format_message(), 2)
     except click.Abort:
@@ -114,6 +114,16 @@ def _invoked(arguments: Sequence[str] | None) -> int:
 
 def _path(wrong: click.UsageError) -> str:
     return wrong.ctx.command_path if wrong.ctx is not None else "ptxgen"
+
+
+def _missing(wrong: click.UsageError) -> str:
+    """What a group was given none of."""
+    from ptxgen.cli._kernels import KernelGroup
+
+    group = wrong.ctx.command if wrong.ctx is not None else root
+    if isinstance(group, KernelGroup) or wrong.ctx is None or not isinstance(group, click.Group):
+        return "kernel"
+    return f"command of {', '.join(group.list_commands(wrong.ctx))}"
 
 
 def _complain(text: str, code: int) -> int:

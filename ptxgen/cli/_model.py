@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
-from ptxgen.cli._given import a_path, goes_with
+from ptxgen.cli._given import IntRange, a_path, given_by, goes_with
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
+    from ptxgen.models.caches import CacheForm
     from ptxgen.models.plan import Step
     from ptxgen.models.program import Program
 
@@ -25,19 +26,19 @@ def config_options() -> list[click.Option]:
     return [
         click.Option(["--config"], metavar="CONFIG.JSON", callback=a_path,
                      help="A model's Hugging Face config.json."),
-        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
+        click.Option(["--max-len"], type=IntRange(1), help="With --config: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
         click.Option(["--strict"], is_flag=True, help="With --config: what is only warned of is an error."),
         click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names,
                      help="With --config: kernels of the whole model with matrices so, not of attention alone."),
-        click.Option(["--page-size"], type=click.IntRange(0), default=0, metavar="N",
+        click.Option(["--page-size"], type=IntRange(0), default=0, metavar="N",
                      help="With --config: caches of batches in pages of so many positions, a multiple of 16."),
         click.Option(["--layout", "page_layout"], type=click.Choice(["hnd", "nhd"]), default="hnd", show_default=True,
                      help="With --page-size: order of a page's axes, heads or positions first."),
-        click.Option(["--rings"], type=click.IntRange(0), default=0, metavar="ROWS",
+        click.Option(["--rings"], type=IntRange(0), default=0, metavar="ROWS",
                      help="With --config: caches of layers with a window are rings that take so many rows at a time."),
-        click.Option(["--batch"], type=click.IntRange(1, 65535), default=1, metavar="N",
+        click.Option(["--batch"], type=IntRange(1, 65535), default=1, metavar="N",
                      help="With --config: sequences whose caches' memory the manifest says."),
     ]  # fmt: skip
 
@@ -64,10 +65,7 @@ def asked(
 ) -> Asked:  # fmt: skip
     """Every kernel that the model needs on each target: of attention, or with `weights` all, and then the decode step
     of one sequence by target."""
-    from ptxgen.models import load_config
     from ptxgen.models.caches import CacheForm
-    from ptxgen.models.plan import plan, whole_plan, whole_program
-    from ptxgen.models.spec import load_spec
 
     if not targets:
         raise click.UsageError(TARGET_NEEDED)
@@ -76,6 +74,19 @@ def asked(
     if page_layout != "hnd" and not page_size:
         goes_with("--page-size", "page_layout")
     form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
+    with given_by("max_len", "page_size", "rings"):
+        return _planned(config, where, form, max_len, kv_dtype, weights, strict, batch)
+
+
+def _planned(
+    config: str, where: Sequence[str], form: CacheForm, max_len: int | None, kv_dtype: str | None,
+    weights: str | None, strict: bool, batch: int,
+) -> Asked:  # fmt: skip
+    """The kernels, and the decode step where they are the whole model's."""
+    from ptxgen.models import load_config
+    from ptxgen.models.plan import plan, whole_plan, whole_program
+    from ptxgen.models.spec import load_spec
+
     if weights is None:
         shape = load_config(config, max_len, strict=strict, kv_dtype=kv_dtype)
         form.check_rings(shape)

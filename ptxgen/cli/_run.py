@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import FloatRange, a_device, goes_with
-from ptxgen.errors import SpecError, brief
+from ptxgen.cli._given import FloatRange, IntRange, a_device, goes_with
+from ptxgen.errors import ExecutionError, SpecError, brief
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.tools.isolate import Limits
 
 T = TypeVar("T", bound=Callable[..., Any])
-SEED = click.IntRange(min=0)  # what NumPy's generators take
+SEED = IntRange(min=0)  # what NumPy's generators take
 
 
 def launch_options() -> list[click.Option]:
@@ -40,7 +41,7 @@ def launch_options() -> list[click.Option]:
 
 _ISOLATE: list[tuple[str, dict[str, Any]]] = [
     ("--isolate", dict(is_flag=True, help="Run in a process of its own, which can write no file.")),
-    ("--memory", dict(type=click.IntRange(1, 1 << 20), default=4096, metavar="MIB",
+    ("--memory", dict(type=IntRange(1, 1 << 20), default=4096, metavar="MIB",
                       help="What --isolate allows it  [default: 4096]")),
     ("--seconds", dict(type=FloatRange(0, 1e6, min_open=True), default=60.0,
                        help="How long --isolate lets it run  [default: 60]")),
@@ -67,6 +68,18 @@ def limits_of(isolate: bool, memory: int, seconds: float) -> Limits | None:
         goes_with("--isolate", "memory", "seconds")
         return None
     return Limits(seconds, math.ceil(seconds) * (os.cpu_count() or 1), memory << 20)
+
+
+@contextmanager
+def limits_named() -> Iterator[None]:
+    """What an isolated process was ended for names the option that allows more."""
+    try:
+        yield
+    except ExecutionError as ended:
+        if not str(ended).startswith("isolated: "):
+            raise
+        text = re.sub(r"Limits\.(?:cpu_)?(\w+)", r"--\1 allows more", str(ended))
+        raise ExecutionError(text) from None
 
 
 def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) -> dict[str, int]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import Command, FloatRange, as_options, not_stdout
+from ptxgen.cli._given import Command, FloatRange, IntRange, as_options, not_stdout
 from ptxgen.cli._output import emit_json, json_option, printable, say
-from ptxgen.cli._run import SEED, isolate_options, limits_of
+from ptxgen.cli._run import SEED, isolate_options, limits_named, limits_of
 from ptxgen.errors import SpecError
 from ptxgen.finding import with_source
 
@@ -38,13 +38,13 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 @click.option("--grid", callback=_extent, default="1", help="CTAs: N or NxNxN  [default: 1]")
 @click.option("--block", callback=_extent, help="Threads of a CTA  [default: the entry's .reqntid]")
 @click.option("--cluster", callback=_extent, help="CTAs of a cluster.")
-@click.option("--shared", type=click.IntRange(min=0), default=0, help="Bytes of dynamic shared memory.")
+@click.option("--shared", type=IntRange(min=0), default=0, help="Bytes of dynamic shared memory.")
 @click.option("--arg", "words", multiple=True, metavar="TYPE[N]=FILL",
               help="An argument, in order: u32=7 (a scalar), f32[1024]=random, u32[64]=index, f32[64]=0, "
                    "f32[64] (not initialised).")  # fmt: skip
 @click.option("--args", "archive", type=click.Path(exists=True, dir_okay=False), metavar="FILE.npz",
               help="All arguments: arrays by the parameters' names, or in order (0 dimensions: a scalar).")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(min=0), default=5, help="Random orders to try  [default: 5]")
+@click.option("--seeds", type=IntRange(min=0), default=5, help="Random orders to try  [default: 5]")
 @click.option("--seed", type=SEED, default=0, help="The first of them, and of random data  [default: 0]")
 @click.option("--time-limit", type=FloatRange(min=0, min_open=True), default=60.0,
               help="Seconds of a launch before it is given up  [default: 60]")  # fmt: skip
@@ -75,7 +75,8 @@ def command(
             check_place(Path(place))
     limits = limits_of(isolate, memory, seconds)
     wanted = (file, options, coverage or html is not None)
-    report, counted = _report(*wanted) if limits is None else isolated(_report, *wanted, limits=limits)
+    with limits_named():
+        report, counted = _report(*wanted) if limits is None else isolated(_report, *wanted, limits=limits)
     if html is not None:
         from ptxgen.cli._page import page
 

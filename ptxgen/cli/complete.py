@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
-from ptxgen.cli._given import Command, a_device, as_options
+from ptxgen.cli._given import Command, IntRange, a_device, as_options
 from ptxgen.cli._model import check_kv_dtype
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 @click.command(name="complete", cls=Command)
 @click.argument("model", type=click.Path(exists=True))
 @click.argument("prompt")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write.")
+@click.option("--max-tokens", type=IntRange(1), default=128, show_default=True, help="Most tokens to write.")
 @click.option("--device", callback=a_device, help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]")
-@click.option("--max-len", type=click.IntRange(2), help="Context to make room for.  [default: what is needed]")
+@click.option("--max-len", type=IntRange(2), help="Context to make room for.  [default: what is needed]")
 @click.option(
     "--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes, help="Element type of the cache."
 )
@@ -62,7 +62,7 @@ def command(
     completion = Completion(model, prompt, max_tokens, max_len)
     started = time.perf_counter()
     opened = open_device(device)
-    with _bar() as progress:
+    with as_options("Model"), _bar() as progress:
         loaded = completion.load(opened, kv_dtype, progress, precision=precision, persistent=persistent)
     seconds = time.perf_counter() - started
     click.echo(prompt, nl=False)

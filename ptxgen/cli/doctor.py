@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names
-from ptxgen.cli._given import Command, a_path, goes_with
+from ptxgen.cli._given import Command, IntRange, a_path, given_by, goes_with
 from ptxgen.cli._model import check_kv_dtype
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
@@ -17,11 +17,11 @@ from ptxgen.doctor import examine
 @click.option(
     "--model", metavar="FILE", callback=a_path, help="A model file: the memory that it takes, instead of the machine."
 )
-@click.option("--max-len", type=click.IntRange(1),
+@click.option("--max-len", type=IntRange(1),
               help="With --model or --config: longest context  [default: the model's]")  # fmt: skip
 @click.option("--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes,
               help="With --model: KV cache element type.")  # fmt: skip
-@click.option("--rings", type=click.IntRange(0), default=0, metavar="ROWS",
+@click.option("--rings", type=IntRange(0), default=0, metavar="ROWS",
               help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
 @click.option(
     "--config", metavar="DIR|FILE", callback=a_path, help="Which models of a folder of config.json files are served."
@@ -78,7 +78,8 @@ def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, target: 
 
     check_kv_dtype(kv_dtype)
     source = open_model(model, max_len)
-    CacheForm(rings=rings).check_rings(source.spec.shape)
+    with given_by("rings"):
+        CacheForm(rings=rings).check_rings(source.spec.shape)
     plan = memory_plan(source, kv_dtype, target, rings=rings)
     if as_json:
         emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import a_path, begins_names, given, not_empty, not_stdout
+from ptxgen.cli._given import a_path, begins_names, given, given_by, not_empty, not_stdout
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
+from ptxgen.cli._model import TARGET_NEEDED, asked, check_kv_dtype, config_options, targets_option
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
@@ -116,9 +116,12 @@ def _write_program(
         raise click.UsageError("export --model: needs one --target, and -o, a new directory")
     if others := given(*of_config):
         raise click.UsageError(f"export --model: {', '.join(others)} goes with --config")
+    if kv_dtype is not None:
+        check_kv_dtype(kv_dtype)
     cubin = not no_cubin and bool(available_assemblers())
     source = open_model(model, max_len)
-    CacheForm(rings=rings).check_rings(source.spec.shape)
+    with given_by("rings"):
+        CacheForm(rings=rings).check_rings(source.spec.shape)
     listing = export_program(source, targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings)
     kernels, launches = len(listing["kernels"]), len(listing["launches"])
     say(f"wrote {Path(output) / LISTING}: {kernels} kernels, {launches} launches a token")

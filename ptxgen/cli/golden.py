@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import Group, a_path
+from ptxgen.cli._given import Group, IntRange, a_path
 from ptxgen.cli._output import emit_json, json_option, say, show
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import Finding
@@ -116,7 +116,7 @@ def update(goldens: Goldens, init: bool) -> None:
 @_selection
 @_strict_option
 @click.option("--against", metavar="REV", help="Compare the directory with this git revision of it instead.")
-@click.option("--context", default=3, show_default=True, help="Lines around a change.")
+@click.option("--context", type=IntRange(0), default=3, show_default=True, help="Lines around a change.")
 @click.option("--markdown", is_flag=True, help="For a pull request's summary.")
 def diff(goldens: Goldens, strict: bool, against: str | None, context: int, markdown: bool) -> int:
     """Show each finding of `check`: its lines, its instruction counts, its resources. Exit 1 when there is one."""

@@ -20,6 +20,8 @@ from ptxgen.targets import ALL_TARGETS
 @json_option
 def command(kernel: str | None, targets: bool, as_json: bool) -> None:
     """List kernel types; of one KERNEL, its fields."""
+    if targets and kernel is not None:
+        raise click.UsageError(f"list: KERNEL or --targets, not both (got {kernel})")
     if targets:
         _targets(as_json)
     elif kernel is not None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from ptxgen.cli._given import not_stdout
+from ptxgen.cli._given import as_options, not_stdout
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import emit_json, table
-from ptxgen.cli._run import isolate_list, launch_options, limits_of, open_for, size_options
+from ptxgen.cli._run import isolate_list, launch_options, limits_named, limits_of, open_for, size_options
 from ptxgen.errors import SpecError
 from ptxgen.files.output import check_place
 from ptxgen.kernel import KernelType
@@ -71,7 +71,8 @@ def _run(
     arguments = _arguments(inputs, spec, seed, given)
     opened = open_for(device, mode, seed)
     limits = limits_of(isolate, memory, seconds)
-    result = trial(spec, opened, target=target, seed=seed, arguments=arguments, isolate=limits, **given)  # type: ignore[arg-type]
+    with as_options("trial"), limits_named():
+        result = trial(spec, opened, target=target, seed=seed, arguments=arguments, isolate=limits, **given)  # type: ignore[arg-type]
     if output is not None:
         write_arrays(output, result.outputs)
     if as_json:

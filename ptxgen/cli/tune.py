@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import Command, FloatRange, a_path
+from ptxgen.cli._given import Command, FloatRange, IntRange, a_path
+from ptxgen.cli._model import check_kv_dtype
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import CudaError, SpecError
 
@@ -44,14 +45,14 @@ _BATCHES = (1, 8, 32)
     "--capacity",
     "capacities",
     multiple=True,
-    type=click.IntRange(16, 1 << 24),
+    type=IntRange(16, 1 << 24),
     help=f"Positions of a cache; repeatable [default: {', '.join(map(str, _CAPACITIES))}]",
 )
 @click.option(
     "--batch",
     "batches",
     multiple=True,
-    type=click.IntRange(1, 65535),
+    type=IntRange(1, 65535),
     help=f"Sequences; 1 is the kernel for one; repeatable [default: {', '.join(map(str, _BATCHES))}]",
 )
 @click.option(
@@ -97,6 +98,8 @@ def command(
         raise click.UsageError("tune: -o or --shipped, not both")
     if not heads and not configs and not products:
         raise click.UsageError("tune: --heads, --config or --product: is needed, for example --heads 32/8/128")
+    for kind in dtypes:
+        check_kv_dtype(kind)
     found: list[Job | ProductJob] = []
     if heads or configs:
         found += dict.fromkeys(_jobs(heads, configs, dtypes, capacities, batches, fills))
@@ -159,7 +162,11 @@ def _products(words: Sequence[str], configs: Sequence[str], formats: Sequence[st
         stacked = sum(rows[name][0] for name in ("q_proj", "k_proj", "v_proj"))
         sizes = [(stacked, model.dim, False), (*rows["o_proj"], False), (model.hidden, model.dim, True)]
         sizes += [(*rows["down_proj"], False), (shape.vocab, model.dim, False)]
-        jobs += [ProductJob(n, k, kind, gated) for kind in formats for n, k, gated in sizes]
+        jobs += [
+            _legal(f"--weights {kind}: {path}: {n} x {k}", ProductJob(n, k, kind, gated))
+            for kind in formats
+            for n, k, gated in sizes
+        ]
     for job in jobs:
         support = supports(job.spec, parse_target("sm_90"))
         if not support:
@@ -176,11 +183,15 @@ def _product(word: str) -> ProductJob:
     n, _, k = sizes.partition("x")
     if not (n.isdigit() and k.isdigit() and kind):
         raise SpecError(f"--product: must be NxK/FORMAT, as 4096x14336/q4_k (got {word!r})")
-    job = ProductJob(int(n), int(k), kind)
+    return _legal(f"--product {word}", ProductJob(int(n), int(k), kind))
+
+
+def _legal(label: str, job: ProductJob) -> ProductJob:
+    """The job, of a matrix that there can be in its format."""
     try:
         _ = job.spec
     except SpecError as wrong:
-        raise SpecError(f"--product {word}: {str(wrong).replace('Gemv.', '')}") from None
+        raise SpecError(f"{label}: {str(wrong).replace('Gemv.', '')}") from None
     return job
 
 

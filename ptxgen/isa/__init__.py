@@ -35,6 +35,7 @@ _FAMILIES: dict[str, str] = {
 
 
 _LISTED = 6  # of what an error lists
+_ENDINGS = 8  # of all that can follow a shape: wgmma has seven
 
 
 def _by_name() -> dict[str, tuple[str, ...]]:
@@ -95,6 +96,8 @@ def _unknown(opcode: str) -> str:
     reached = max(match(compiled, words)[1] for compiled in known)
     got = f"modifier .{words[reached]} is unknown or misplaced" if reached < len(words) else "a modifier is missing"
     here = ".".join([name, *words[:reached]])
+    if said := _of_a_shape(name, words):
+        return f"{opcode}: {said}"
     listed = _one_word_off(name, words, reached)
     if listed:
         tail = f"nearest: {', '.join(listed)}"
@@ -104,6 +107,48 @@ def _unknown(opcode: str) -> str:
     else:
         tail = f"nearest: {here}"
     return f"{opcode}: {got}; {tail}"
+
+
+def _of_a_shape(name: str, words: list[str]) -> str:
+    """What is wrong with the shape, or with the words behind it, where the words before it are right; else nothing."""
+    from ptxgen.isa.shapes import is_shape, shapes_said
+
+    at = next((place for place, word in enumerate(words) if is_shape(word)), None)
+    if at is None:
+        return ""
+    before, behind, opcode = words[:at], words[at + 1 :], ".".join([name, *words[: at + 1]])
+    others = [word for word in _follow(name, before) if is_shape(word)]
+    said = []
+    if fit := [word for word in others if _known(name, [[*before, word, *behind]])]:
+        said.append(f"modifier .{words[at]}: with the other modifiers the shape must be {shapes_said(fit)}")
+    if words[at] in others:
+        endings = _endings(name, words[: at + 1])
+        some = ", among others" if len(endings) > _ENDINGS else ""
+        got = f"(got {''.join('.' + word for word in behind) or 'nothing'})"
+        said.append(f"after {opcode} the table knows{some} {', '.join(endings[:_ENDINGS])} {got}")
+    return "; ".join(said)
+
+
+def _follow(name: str, words: list[str]) -> list[str]:
+    """Every word that can follow these, of all rows that have them."""
+    found = [compiled for compiled in rows(name) if match(compiled, words)[1] == len(words)]
+    return list(dict.fromkeys(word for compiled in found for word in _expected(compiled, words)))
+
+
+def _endings(name: str, words: list[str]) -> list[str]:
+    """What stands behind these words in the rows that have them: `.f32.f16.f16`, `.s32.s8|u8.s8`."""
+    found = [compiled for compiled in rows(name) if match(compiled, words)[1] == len(words)]
+    return list(dict.fromkeys(_ending(compiled, words) for compiled in found))
+
+
+def _ending(compiled: Compiled, words: list[str]) -> str:
+    at, rest = 0, []
+    for token in compiled.tokens:
+        if at < len(words):
+            at += words[at] in token.choices
+        else:
+            rest.append(f".{'|'.join(token.listed)}{'?' if token.optional else ''}")
+    return "".join(rest)
 
 
 def _one_word_off(name: str, words: list[str], at: int) -> list[str]:

@@ -185,7 +185,7 @@ class DigitGemm(Weighted):
 
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
-        """The one limit of a recording, which compares every digit; trials compare by `readings`."""
+        """The limit of every digit by itself; trials and recordings compare by `readings`."""
         return ONE_DIGIT if self.packed_out or self.norm_out else EXACT
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:

@@ -79,6 +79,9 @@ class Gemm(Product):
             first = b.op("mul.lo.u32", "first_row", group, at.tokens)
             return Tokens(first, rows_counted(b, self.indirect, "n_rows_given"))
 
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
+
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return {**super().given(rng, sizes), "n_rows": n_rows_given(sizes, self.indirect)}
 

@@ -14,6 +14,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
+from ptxgen.products.wgmma import slices
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.carried import CarriedResults, Carrier
@@ -29,7 +30,7 @@ from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
-from ptxgen.products.wgmma.scaled import ScaledMultiplier
+from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
 from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
@@ -76,6 +77,7 @@ class PackedGemm(PackedProduct):
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
     round more; the order of sums then follows from the number of tokens. `carried`: other warps store a tile's results,
     rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that policy of the L2.
+    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add up their sums.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -120,6 +122,7 @@ class PackedGemm(PackedProduct):
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(n=56, k=128, tokens=96, precision="fast", out_dtype="bf16", carried=True, evict_first=True),
+        dict(n=60, k=512, tokens=16, precision="fast", tile_rows=64, split=1, slices=2, programmatic=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
@@ -200,7 +203,7 @@ class PackedGemm(PackedProduct):
             which = "residual" if self.residual else "packed_out"
             yield f"out_dtype: with {which} it is f32 (got {self.out_dtype.name}, {which}=True; nearest: f32)"
         yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
-        yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
+        yield from rules.one_of("split", self.split, (0, 1, 2, 3, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
         if self.stream and self.split > 1:
             yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
@@ -210,6 +213,7 @@ class PackedGemm(PackedProduct):
                 f"share: with split at most {MOST_CLUSTER} CTAs "
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
+        yield from rules.one_of("slices", self.slices, (1, slices.SLICES))
         if self.by_row:
             yield from self._rules_of_integers()
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
@@ -259,6 +263,8 @@ class PackedGemm(PackedProduct):
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
+        elif self.slices > 1 and (wrong := slices.refusal(self)):
+            yield wrong
         else:
             yield from self._fits_registers(Geometry.of(self))
 
@@ -361,7 +367,11 @@ class PackedGemm(PackedProduct):
         multiplier.build(tasks)
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
-        sums = multiplier.sums if at.shape.split == 1 else Exchange(b, self, at, ring).build(tasks, multiplier.sums)
+        sums = multiplier.sums
+        if at.shape.slices > 1:
+            sums = slices.Slices(b, at, ring).build(tasks, sums)
+        elif at.shape.split > 1:
+            sums = Exchange(b, self, at, ring).build(tasks, sums)
         if at.carried:
             CarriedResults(b, self, at, ring, sums, multiplier.step).build(tasks)
             Carrier(b, self, at, ring).build(tasks)
@@ -399,22 +409,6 @@ class PackedGemm(PackedProduct):
             "n_rows": n_rows_given(sizes, self.indirect),
         }
 
-    def _out_of_range(self, x_scales: np.ndarray, weight: np.ndarray, count: int) -> str:
-        """Which product of finite scales is no normal f32 number, of the first `count` tokens; "" for none."""
-        import numpy as np
-
-        tiles, first = self.kind.tiles(self.k), self.kind.tiles(self.k) * self.kind.tile_bytes
-        trailer = np.ascontiguousarray(weight.reshape(self.parts * self.kind.records(self.n), -1)[:, first:])
-        of_weights = np.abs(trailer.view(np.float32)[:, :tiles].astype(np.float64))
-        of_x = np.abs(x_scales.transpose(0, 2, 1).reshape(-1, x_scales.shape[1])[:count, :tiles].astype(np.float64))
-        for group in range(tiles):
-            x, w = (each[:, group][(each[:, group] > 0) & np.isfinite(each[:, group])] for each in (of_x, of_weights))
-            if x.size and w.size:
-                least, most = w.min() * min(x.min(), 1.0), w.max() * x.max()
-                if least < 2.0**-126 or most >= 2.0**128:
-                    return f"got {least if least < 2.0**-126 else most:g} in group {group}"
-        return ""
-
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
@@ -422,7 +416,7 @@ class PackedGemm(PackedProduct):
         scales = a["x_scales"] if self.scaled or self.by_row else None
         if self.by_block and (wrong := packed.no_power_of_four(a["x_scales"], count, self.k // self.x_group)):
             raise SpecError(f"PackedGemm.x_scales: must be powers of four, or 0 (got {wrong})")
-        if self.by_block and (wrong := self._out_of_range(a["x_scales"], a["weight"], count)):
+        if self.by_block and (wrong := products_out_of_range(self, a["x_scales"], a["weight"], count)):
             limits = "must be 0, or at least 2^-126 and below 2^128"
             raise SpecError(f"PackedGemm.x_scales: times the weights' {limits} ({wrong})")
         x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)

@@ -122,17 +122,18 @@ class PersistentStep(Fields):
         if plan.attends.group > MOST_GROUP:
             yield f"n_heads: at most {MOST_GROUP} of a KV head have registers (got {plan.attends.group})"
         if plan.attends.attending > self.ctas:
-            yield f"n_kv_heads: at most one a CTA (got {plan.attends.heads}, ctas={self.ctas})"
+            yield f"ctas: must be at least n_kv_heads · group_parts, {plan.attends.attending} (got {self.ctas})"
         for product in plan.products[:2]:
-            ctas = self.ctas - (plan.alone if product.name == "qkv" else 0)
-            most = -(-product.records(plan.kind) // ctas)
-            if most > BATCH:
-                yield f"ctas: at most {BATCH} records of {product.name} a CTA (got {most} with ctas={self.ctas})"
+            least = -(-product.records(plan.kind) // BATCH) + (plan.alone if product.name == "qkv" else 0)
+            if least > self.ctas:
+                yield f"ctas: must be at least {least} for the rows of {product.name} (got {self.ctas})"
         if plan.stages < 2:
             least = plan.static_bytes + plan.digit_bytes + 2 * plan.unit_bytes
             yield f"shared_bytes: must be at least {least} for two slots of weights (got {self.shared_bytes})"
         if len(self.params()) > MOST_PARAMS:
-            yield f"n_layers: at most {MOST_PARAMS} parameters are passed (got {len(self.params())})"
+            a_layer = sum(param.name.endswith("_0") for param in self.params())
+            most = self.n_layers - -(-(len(self.params()) - MOST_PARAMS) // a_layer)
+            yield f"n_layers: must be at most {most}, as a launch passes {MOST_PARAMS} parameters (got {self.n_layers})"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         if self.plan.static_bytes + self.plan.dynamic_bytes > target.shared_limit:

@@ -10,6 +10,7 @@ from ptxgen.errors import SpecError
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.kernel import KernelType
 from ptxgen.kernels.persistent_step import FORMATS, PersistentStep
+from ptxgen.models.persistent_lacks import other_ops, other_sizes, other_value, refusal
 from ptxgen.models.program import Op, Program, Ref, Tensor
 
 # Who computes attention, by query heads, KV heads and head_dim: where other shares than PersistentStep's own were
@@ -34,7 +35,7 @@ def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> 
     head = {op.role: op for op in program.ops if op.layer < 0}
     for role in ("embed_tokens", "lm_head"):
         if role not in head:
-            raise _refusal("program", f"an op {role} must be there (it has {', '.join(head)})")
+            raise refusal(f"an op {role} must be there (got {', '.join(head)})")
     _only(head.keys() - {"embed_tokens", "lm_head"})
     facts, refs = _layer_facts(layers)
     facts["vocab"] = _spec(head["lm_head"], "next_token", norm="rms").n
@@ -52,7 +53,7 @@ def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> 
     try:
         spec = PersistentStep(n_layers=len(layers), ctas=ctas, shared_bytes=shared_bytes, **facts, **shares)
     except SpecError as error:
-        raise _refusal("model", "; ".join(getattr(error, "reasons", (str(error),)))) from None
+        raise other_sizes(getattr(error, "reasons", (str(error),))) from None
     exchange = Tensor(EXCHANGE, spec.params()[-1].dtype, (spec.plan.exchange_words,), "state", zeroed=True)
     refs["exchange"] = Ref(EXCHANGE)
     step = Op(spec, {param.name: refs[param.name] for param in spec.params()}, role="step")
@@ -67,8 +68,7 @@ def _formats(program: Program) -> None:
     products = [op.spec for op in program.ops if op.role != "embed_tokens"]
     found = {getattr(spec, name, "") for spec in products for name in ("weights", "v_weights")} - {""}
     if others := sorted(found - set(FORMATS)):
-        wanted = " or ".join(FORMATS)
-        raise _refusal("weights", f"the model's are {', '.join(others)}, and a step in one launch reads {wanted} alone")
+        raise refusal(f"weights must be in {' or '.join(FORMATS)} (got {', '.join(others)})")
 
 
 def _by_layer(program: Program) -> list[dict[str, Op]]:
@@ -91,20 +91,18 @@ def _layer_facts(layers: list[dict[str, Op]]) -> tuple[dict[str, Any], dict[str,
         heads = layer.get("qkv_append") or layer.get("rope_append")
         product = layer.get("qkv_append") or layer.get("qkv")
         if heads is None or product is None:
-            raise _refusal(
-                f"layers.{number}", f"q, k and v must be one product that rotates (it has {', '.join(layer)})"
-            )
+            raise other_ops(f"layers.{number}", layer.keys() - ROLES)
         extra = layer.keys() - {*ROLES, heads.role, product.role}
         for role in ROLES:
             if role not in layer:
-                raise _refusal(f"layers.{number}", f"an op {role} must be there (it has {', '.join(layer)})")
+                raise other_ops(f"layers.{number}", extra or layer)
         if extra:
-            raise _refusal(f"layers.{number}", f"no such op: {', '.join(sorted(extra))}")
+            raise other_ops(f"layers.{number}", extra)
         mine = _facts(layer, heads, product)
         facts = facts or mine
         for name, value in mine.items():
             if value != facts[name]:
-                raise _refusal(f"layers.{number}", f"{name} must be as in layer 0, {facts[name]!r} (got {value!r})")
+                raise refusal(f"layers.{number}: {name} must be as in layer 0, {facts[name]!r} (got {value!r})")
         refs |= {
             f"norm_{number}": product.tensors["norm_weight"], f"qkv_{number}": product.tensors["weight"],
             f"k_cache_{number}": heads.tensors["k_cache"], f"v_cache_{number}": heads.tensors["v_cache"],
@@ -120,8 +118,8 @@ def _layer_facts(layers: list[dict[str, Op]]) -> tuple[dict[str, Any], dict[str,
 def _facts(layer: Mapping[str, Op], heads: Op, product: Op) -> dict[str, Any]:
     """Fields of the step, from the specs of a layer's ops."""
     names = {f.name for f in fields(heads.spec)}  # type: ignore[arg-type]
-    if getattr(product.spec, "v_weights", ""):
-        raise _refusal(product.name, f"v must have the format of q and k (got v_weights={product.spec.v_weights!r})")  # type: ignore[attr-defined]
+    if other := getattr(product.spec, "v_weights", ""):
+        raise other_value(product.name, "v_weights", other)
     _spec(heads, heads.spec.kernel_name, ring=0, precise=True)
     _spec(
         layer["attention"],
@@ -152,23 +150,19 @@ def _spec(op: Op, kernel: str, **wanted: object) -> Any:
     """An op's spec, which is of that kernel type, with these values."""
     spec: KernelType = op.spec
     if spec.kernel_name != kernel:
-        raise _refusal(op.name, f"must be a {kernel} (got {spec.kernel_name})")
+        raise refusal(f"{op.name} must be a {kernel} (got {spec.kernel_name})")
     for name, value in wanted.items():
         if getattr(spec, name, value) != value:
-            raise _refusal(op.name, f"{name} must be {value!r} (got {getattr(spec, name)!r})")
+            raise other_value(op.name, name, getattr(spec, name))
     return spec
 
 
 def _like(op: Op, facts: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(op.spec, name) != facts[name]:
-            raise _refusal(op.name, f"{name} must be {facts[name]!r}, as in layer 0 (got {getattr(op.spec, name)!r})")
+            raise refusal(f"{op.name}: {name} must be {facts[name]!r}, as in layer 0 (got {getattr(op.spec, name)!r})")
 
 
 def _only(others: set[str]) -> None:
     if others:
-        raise _refusal("program", f"no such op: {', '.join(sorted(others))}")
-
-
-def _refusal(where: str, why: str) -> SpecError:
-    return SpecError(f"persistent: {where}: {why}; without persistent the step is a graph of launches")
+        raise other_ops("the model", others)

@@ -23,7 +23,6 @@ from ptxgen.persistent.plan import (
 from ptxgen.weights.format import TILE_ROWS
 
 MBARRIER_BYTES = 16  # of a slot: full, and empty
-OP_COLUMNS = ("weight", "norm", "bias")  # u64 each
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,10 @@ class BoundKernel:
             self._workspaces, self._check, self._arguments.zeroed,
         )  # fmt: skip
 
+    def buffers(self) -> dict[int, Buffer]:
+        """The buffers that were given, and the workspaces, by parameter index."""
+        return {index: kept[0] for index, kept in self._arguments.keep.items() if kept}
+
     def workspaces(self) -> dict[int, Buffer]:
         """Scratch memory by parameter index; what was given as an address is unknown."""
         kept = self._arguments.keep

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.errors import SpecError
 from ptxgen.models.persistent import MOST_SHARED, persistent
+from ptxgen.models.persistent_lacks import refusal
 from ptxgen.models.program import Program
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def resident(device: Device, program: Program) -> Program:
     Raises `SpecError` for what such a step does not have, and where the device does not hold all CTAs at once.
     """
     if not device.target.includes_any(("sm_90",)):
-        raise SpecError(f"persistent: a device must run sm_90 (got {device.target}); the step's graph runs here")
+        raise refusal(f"the device must run sm_90 (got {device.target})")
     ctas = getattr(device, "multiprocessors", ON_THE_EXECUTOR)
     made = persistent(program, ctas, min(MOST_SHARED, device.target.shared_limit))
     if device.kind == "cuda":

@@ -106,9 +106,12 @@ def _number(text: str, fill: str) -> float | int:
 def _cast(fill: str, kind: np.dtype) -> np.generic:
     """A number as an element; `SpecError` where the type cannot hold it."""
     try:
+        number = _number(fill, fill)
         if kind.kind in "iu":
-            np.array([_number(fill, fill)], kind)  # raises where it does not fit
-        made: np.generic = np.array([_number(fill, fill)]).astype(kind)[0]
+            np.array([number], kind)  # raises where it does not fit
+            if number != int(number):
+                raise ValueError
+        made: np.generic = np.array([number]).astype(kind)[0]
     except (OverflowError, ValueError, TypeError):
         raise SpecError(f"--arg: {kind.name} has no value {fill}") from None
     return made

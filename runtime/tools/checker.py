@@ -28,6 +28,9 @@ DIFFERENT = "results differ"
 Given = Argument | np.ndarray | np.generic | bytes | int
 
 
+_POINTER = 8  # bytes
+
+
 @dataclass(frozen=True)
 class Launch:
     """What is launched: a text, an entry (None: the only one), its geometry and arguments.
@@ -50,6 +53,8 @@ class Launch:
         module = device.module(self.text, self.name)
         names = module.entries
         name = self.entry if self.entry is not None else names[0] if len(names) == 1 else None
+        if self.entry is not None and self.entry not in names:
+            raise SpecError(f"{self.name}: has no entry {self.entry!r} (it has {', '.join(names) or 'none'})")
         if name is None:
             if not names:
                 raise SpecError(f"{self.name}: has no entry to launch")
@@ -170,9 +175,14 @@ def one_run(
         entry = (module or device.module(launch.text, launch.name))[name]
     rng = np.random.default_rng(launch.data_seed)
     given = [_on_device(value, device, rng) for value in launch.arguments]
-    names = [param[0] for param in _described(entry).params]
+    params = _described(entry).params
+    names = [param[0] for param in params]
     if len(given) != len(names):
         raise SpecError(f"{name}: takes {counted(names)} (got {len(given)})")
+    for (param, _, _, size), value in zip(params, given, strict=True):
+        if size != (value.nbytes if isinstance(value, np.generic) else _POINTER):
+            buffer = ", or a buffer" if size == _POINTER else ""
+            raise SpecError(f"{name}: argument {param} must be a number of {size} bytes{buffer} (got {value!r})")
     bound = entry.bind(launch.grid, block, given, launch.shared, launch.cluster)
     found: tuple[Any, ...] = ()
     begun = time.perf_counter()

@@ -57,7 +57,7 @@ STRANGERS = [
     ),
     (
         "generate --config small.json --target sm_80 -o o --max-len 99999999999999999999",
-        "RopeKvAppend.max_len: must be from 1 to 1073741824 (got 9999",
+        "--max-len: must be from 1 to 1073741824 (got 99999999999999999999; nearest",
     ),
     (
         "generate --config small.json --target sm_80 -o o --rings --page-size 16",
@@ -135,7 +135,7 @@ STRANGERS = [
     ("generate {A} --target sm_90,sm_80", "target: must be one of sm_70, sm_72, sm_75"),
     ("generate --config empty --target sm_80 -o o", "empty: Is a directory"),
     ("generate --config small.json --target sm_80 -o o --layout dhn", "Invalid value for '--layout': 'dhn' is not on"),
-    ("generate --config small.json --target sm_80 -o o --rings 64", "rings: must be 0: no layer of this model has a"),
+    ("generate --config small.json --target sm_80 -o o --rings 64", "--rings: must be 0: no layer of this model has a"),
     ("generate --config small.json --target sm_80 -o o --weights q3_k", "weights: must be one of bf16, e4m3, e4m3_ch"),
     ("generate --config small.json --target sm_80 -o file/o", "file/o: Not a directory"),
     ("export {A} --target sm_80 -o o --name x/y", "entry: must be letters, digits and _, a letter first (got 'x/y')"),
@@ -146,7 +146,7 @@ STRANGERS = [
     ("check good.ptx --entry a --block 32x32x2 --arg u64=0", "--block: must be at most 1024 threads (got (32, "),
     ("check good.ptx --entry a --block 32 --arg u64=0 --cluster 17", "--cluster: each of one to three values"),
     ("check good.ptx --entry a --block 32 --arg f32[8]=x", "--arg: must be TYPE=NUMBER, TYPE[N], TYPE[NxM]=NUMBER"),
-    ("check good.ptx --entry A --block 32", "module: has no entry 'A' (it has a, b)"),
+    ("check good.ptx --entry A --block 32", "good.ptx: has no entry 'A' (it has a, b)"),
     ("golden diff --against nope --root empty", "--root: must be a directory of goldens (got empty); golden update "),
     ("golden check --target sm_9 --root empty", "target: must be one of sm_70, sm_72, sm_75"),
     ("run {I} --n-heads 2 --n-kv-heads 1 --device cpu --seq-len 64 --size seq_len=63", "--size: seq_len was given as"),
@@ -159,4 +159,35 @@ STRANGERS = [
     ("tune --product 1x1/q4_k --dry-run --target sm_90", "--product 1x1/q4_k: k: must be a multiple of 256 from"),
     ("verify good.ptx --target 90000", "target: must be one of sm_70, sm_72, sm_75"),
     ("--version --x", "No such option '--x'."),
+    ("golden", "ptxgen golden: names no command of check, diff, update; --help shows what there is"),
+    ("golden diff --context -1", "Invalid value for '--context': -1 is not in the range x>=0."),
+    ("list gemm --targets", "list: KERNEL or --targets, not both (got gemm)"),
+    ("run {A} --device cpu --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
+    ("run gemm --n 64 --k 64 --device cpu --size rows=4 --size n_rows=9", "Gemm.n_rows: must be from 0 to 4 (got 9)"),
+    (
+        "check good.ptx --entry a --block 32 --arg u32=7",
+        "a: argument p must be a number of 8 bytes, or a buffer (got np.uint32(7))",
+    ),
+    ("check good.ptx --entry a --block 32 --arg u64=7.5", "--arg: uint64 has no value 7.5"),
+    ("check good.ptx --entry a --block 32 --arg u32[4]=1.5", "--arg: uint32 has no value 1.5"),
+    (
+        "generate --config small.json --target sm_80 -o o --page-size 17",
+        "--page-size: must be a multiple of 16 from 16 to 65536 (got 17; nearest: 16 or 32)",
+    ),
+    (
+        "tune --heads 32/8/128 --kv-dtype f9 --dry-run --target sm_90",
+        "--kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got f9)",
+    ),
+    (
+        "tune --config small.json --weights q9 --dry-run --target sm_90",
+        "--weights q9: small.json: 128 x 64: weights: must be one of bf16, e4m3",
+    ),
+    (
+        "tune --config small.json --weights q4_k --dry-run --target sm_90",
+        "--weights q4_k: small.json: 128 x 64: k: must be a multiple of 256 from 256",
+    ),
+    (
+        "export --model file --target sm_80 -o o --kv-dtype f9",
+        "--kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got f9)",
+    ),
 ]  # fmt: skip

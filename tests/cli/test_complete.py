@@ -142,6 +142,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         ([Q8, "And", "--device", "tpu"], "tpu"),
         ([Q8, "And", "--temperature", "-1"], r"--temperature: must be .* \(got -1.0;"),
         ([Q8, "And", "--top-p", "nan"], r"--top-p: "),
+        ([Q8, "And", "--persistent", *CPU], r"--persistent: weights must be in bf16 \(got q8_0\); without it"),
     ],
 )
 def test_wrong_use_is_one_sentence(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

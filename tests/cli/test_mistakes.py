@@ -100,7 +100,7 @@ MISTAKES = [
     ("check nonesuch.ptx", "Invalid value for 'FILE': File 'nonesuch.ptx' does not exist."),
     ("check text.ptx", "text.ptx:1: a module begins with .version and .target | no ptx"),
     ("check good.ptx", "good.ptx: has 2 entries (a, b); --entry names one"),
-    ("check good.ptx --entry c", "module: has no entry 'c' (it has a, b)"),
+    ("check good.ptx --entry c", "good.ptx: has no entry 'c' (it has a, b)"),
     ("check good.ptx --entry a", "good.ptx: entry a has no .reqntid; --block says how many threads a CTA has"),
     ("check good.ptx --entry b --block 0",
      "--block: each of one to three values must be 1 … (1024, 1024, 64) (got (0,))"),
@@ -133,7 +133,7 @@ MISTAKES = [
     ("generate --config none.json --target sm_80 -o out --max-len 0",
      "Invalid value for '--max-len': 0 is not in the range x>=1."),
     ("generate --config small.json --target sm_80 -o out --page-size 7",
-     "IncrementalAttention.page_size: must be a multiple of 16 from 16 to 65536 (got 7; nearest: 16)"),
+     "--page-size: must be a multiple of 16 from 16 to 65536 (got 7; nearest: 16)"),
     ("generate --config small.json --target sm_80 -o out --layout nhd", "--layout: goes with --page-size"),
     ("generate --config small.json --target sm_80 -o out --batch -1",
      "Invalid value for '--batch': -1 is not in the range 1<=x<=65535."),
@@ -209,11 +209,11 @@ MORE_MISTAKES = [
     ("generate --config small.json --dim 64 --target sm_80 -o o1", "No such option '--dim'."),
     (
         "generate --config small.json --target sm_80 -o o1 --batch 1.5",
-        "Invalid value for '--batch': '1.5' is not a valid integer range.",
+        "Invalid value for '--batch': '1.5' is not a valid integer.",
     ),
     (
         "generate --config small.json --target sm_80 -o o1 --max-len 99999999999",
-        "RopeKvAppend.max_len: must be from 1 to 1073741824 (got 99999999999; nearest: 1073741824)",
+        "--max-len: must be from 1 to 1073741824 (got 99999999999; nearest: 1073741824)",
     ),
     ("generate --config loop --target sm_80 -o o1", "loop: Too many levels of symbolic links"),
     (

@@ -269,3 +269,15 @@ def test_sizes_that_no_memory_holds(capsys: pytest.CaptureFixture[str], monkeypa
 
     monkeypatch.setattr("ptxgen.runtime.tools.trial.trial", full)
     assert "not enough memory: Unable to allocate 31 TiB" in refused(capsys, *ATTEND)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("--seconds", "0.001"), ("--memory", "1")])
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_what_a_limit_ended_names_its_option(
+    command: str, limit: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "k.ptx"
+    text.write_text(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n")
+    words = ["run", "activation", "--dim", "64", *CPU] if command == "run" else ["check", str(text), "--block", "32"]
+    assert invoke([*words, "--isolate", limit, value]) == 1
+    assert f"({limit} allows more)" in capsys.readouterr().err

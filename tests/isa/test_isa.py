@@ -125,7 +125,11 @@ UNKNOWN = {
     "shfl.bfly.b32": "modifier .bfly is unknown or misplaced; nearest: shfl.sync.bfly.b32",
     "add.f31": "nearest: add.f32, add.f16",
     "ld.global": "a modifier is missing; nearest: ld.global.b8, ",
-    "mma.sync.aligned.m16n8k17.row.col.f32.f16.f16.f32": "modifier .m16n8k17 is unknown or misplaced",
+    "mma.sync.aligned.m16n8k17.row.col.f32.f16.f16.f32": "modifier .m16n8k17: with the other modifiers the shape "
+    "must be m8n8k4 or m16n8k8 or m16n8k16",
+    "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32": "the shape must be m8n8k4; after mma.sync.aligned.m16n8k16 "
+    "the table knows .row.col.f16.f16.f16.f16, .row.col.f32.f16.f16.f32",
+    "wgmma.mma_async.sync.m64n8k16.f32.f16.f16": "nearest: wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16",
     "ret.b32": "modifier .b32 is unknown or misplaced; nearest: ret.uni, ret",
     "mul.s32": "modifier .s32 is unknown or misplaced; nearest: mul.hi.s32, mul.lo.s32, mul.wide.s32",
     "cvt.f16.f32": "modifier .f32 is unknown or misplaced; nearest: cvt.rn.f16.f32, cvt.rz.f16.f32",

@@ -210,15 +210,26 @@ def test_a_value_that_never_comes_ends_in_a_trap() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("mistral", {}, "layers.0.attention: window must be 0 "),
-        ("llama", {}, "layers.0.o_proj: bias must be False "),
-        ("qwen3", {}, "layers.0: no such op: k_norm, q_norm"),
-        ("gemma2", {}, "no such op: .*soft_cap"),
+        ("mistral", {}, "layers.0.attention has a window of 7 positions, which"),
+        ("llama", {}, "layers.0.o_proj has a bias, which"),
+        ("llama", {"attention_bias": False, "mlp_bias": True}, "layers.0 has an MLP with a bias, which"),
+        ("qwen3", {}, "layers.0 has norms of q and k, which"),
+        ("olmo2", {}, "layers.0 has norms of q and k and norms behind attention and the MLP, which"),
+        ("smollm3", {}, "layers.1 has q and k that do not rotate, which"),
+        ("gemma2", {}, "the model has a cap of logits, which"),
+        ("gemma", {"head_dim": 80}, "head_dim: must be one of 16, 32, 64, 128, 256 \\(got 80\\)"),
+        ("gemma", {"num_attention_heads": 16}, "num_attention_heads: at most 6 of a KV head have registers .got 8."),
+        ("gemma", {"num_attention_heads": 12, "num_key_value_heads": 12},
+         "multiprocessors of the device: must be at least n_kv_heads · group_parts, 12 .got 8."),
+        ("gemma", {"intermediate_size": 100}, "intermediate_size: must be a multiple of 16 from 16 to 65536 .got 100;"),
+        ("gemma", {"num_hidden_layers": 70}, "num_hidden_layers: must be at most 61, as a launch passes 500 param"),
+        ("gemma", {"hidden_size": 8192},
+         "multiprocessors of the device: must be at least 32 for the rows of o .got 8."),
     ],
-)
+)  # fmt: skip
 def test_what_a_persistent_step_lacks_is_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
     program = step_program(small_spec(family, **changes), "bf16", kv_dtype="f16", target="sm_90")
-    with pytest.raises(SpecError, match=f"persistent: .*{reason}.*without persistent"):
+    with pytest.raises(SpecError, match=f"^Model.persistent: {reason}.*; without it a step is a graph of launches$"):
         persistent(program, 8)
 
 
@@ -257,13 +268,13 @@ def test_a_model_asks_for_what_its_device_has() -> None:
 
 def test_another_format_is_refused() -> None:
     said = {
-        ("q8_0", "f16"): "weights: the model's are q8_0, and a step in one launch reads bf16 alone; without persistent",
-        ("f16", "e4m3"): "weights: the model's are f16, and",
-        ("bf16", "e4m3"): r"model: kv_dtype: must be one of f32, f16, bf16 \(got e4m3\); without persistent",
+        ("q8_0", "f16"): r"Model.persistent: weights must be in bf16 \(got q8_0\); without it",
+        ("f16", "e4m3"): r"Model.persistent: weights must be in bf16 \(got f16\)",
+        ("bf16", "e4m3"): r"Model.kv_dtype: must be one of f32, f16, bf16 \(got e4m3\) for a persistent step$",
     }
     for (weights, kv_dtype), reason in said.items():
         program = step_program(small_spec("gemma"), weights, kv_dtype=kv_dtype, target="sm_90")
-        with pytest.raises(SpecError, match=f"^persistent: {reason}"):
+        with pytest.raises(SpecError, match=f"^{reason}"):
             persistent(program, 8)
 
 

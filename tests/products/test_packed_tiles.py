@@ -193,20 +193,75 @@ def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
 
 
-@pytest.mark.parametrize("row", [*tiles.MEASURED_PLAIN, *tiles.MEASURED])
+@pytest.mark.parametrize("row", [*tiles.MEASURED_PLAIN, *tiles.MEASURED_PROGRAMMATIC, *tiles.MEASURED])
 def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[int, ...]) -> None:
     n, k, least, most, *tile = row
     fields: dict[str, Any] = {"n": n, "k": k, "precision": "fast", "out_dtype": bf16}
+    if row in tiles.MEASURED_PROGRAMMATIC:
+        fields["programmatic"] = True
     for rows in (least, most):
         spec = PackedGemm.best(rows, **fields)
-        assert [spec.tokens, spec.tile_rows, spec.split, spec.share] == tile
+        assert [spec.tokens, spec.tile_rows, spec.split, spec.share, spec.slices] == tile
         assert supports(spec, WHERE)
         assert PackedGemm.best(rows, **fields, split=2).split == 2
     for rows in (least - 1, most + 1):
-        assert tiles._measured(fields, rows) == {}
+        assert tiles._measured(fields, rows) != dict(zip(tiles.TILE, tile, strict=True))
     assert tiles._measured(fields | {"out_dtype": f32}, most) == {}
-    if row in tiles.MEASURED_PLAIN:
-        assert tiles._measured(fields | {"programmatic": True}, most) == {}
+    if row not in tiles.MEASURED:
+        other = fields | {"programmatic": row in tiles.MEASURED_PLAIN}
+        assert tiles._measured(other, most) == {}
+
+
+# Of programmatic launches of bf16, the fastest of 4 to 12 tiles on an H200: outputs, columns, rows of x;
+# rows of weights, CTAs that share k, and warpgroups that do.
+FASTEST = (
+    (2048, 8192, 64, 64, 3, 1), (3072, 2048, 8, 128, 3, 1), (4096, 4096, 32, 64, 2, 1), (5120, 13824, 64, 192, 4, 1),
+    (6144, 4096, 32, 64, 1, 2), (12288, 4096, 64, 192, 2, 1), (16384, 2048, 64, 128, 1, 1), (17920, 1536, 32, 64, 1, 2),
+    (17920, 1536, 64, 192, 1, 1), (28672, 4096, 8, 64, 1, 2), (3584, 18944, 8, 128, 4, 1), (1536, 8960, 64, 64, 4, 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FASTEST, ids=str)
+def test_few_tokens_have_the_tile_that_was_the_fastest(row: tuple[int, ...]) -> None:
+    n, k, rows, *tile = row
+    spec = PackedGemm.best(rows, n=n, k=k, precision="fast", out_dtype=bf16, programmatic=True)
+    assert [spec.tile_rows, spec.split, spec.slices] == tile
+    assert spec.evict_first
+    assert supports(spec, WHERE)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 33, 64])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (8, 4096), (100, 192), (151936, 64), (130, 128000)])
+def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -> None:
+    spec = PackedGemm.best(rows, n=n, k=k, precision="fast", programmatic=True)
+    assert supports(spec, WHERE)
+    same = PackedGemm.best(rows, n=n, k=k, precision="fast", programmatic=True, tokens=64)
+    assert same.tokens == 64
+
+
+SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
+    (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu"}, True),
+    (32, {"n": 5120, "k": 1536, "gated": True, "activation": "silu"}, False),
+    (32, {"n": 6144, "k": 4096, "precision": "exact"}, True),
+    (64, {"n": 6144, "k": 4096, "precision": "exact"}, False),
+    (32, {"n": 4096, "k": 4096, "precision": "exact"}, False),
+    (64, {"n": 4096, "k": 4096, "weights": "q8_0"}, True),
+    (64, {"n": 28672, "k": 4096, "weights": "q8_0"}, False),
+    (64, {"n": 4096, "k": 4096, "weights": "q4_k"}, False),
+    (32, {"n": 4096, "k": 4096, "weights": "e4m3_channel", "x_dtype": e4m3}, True),
+    (32, {"n": 1536, "k": 8960, "weights": "e4m3_channel", "x_dtype": e4m3}, False),
+    (32, {"n": 4096, "k": 4096, "weights": "e4m3_block", "x_dtype": e4m3}, False),
+)
+
+
+@pytest.mark.parametrize(("rows", "fields", "sliced"), SLICED, ids=str)
+def test_warpgroups_share_k_where_that_was_faster(rows: int, fields: dict[str, Any], sliced: bool) -> None:
+    fields = {"precision": "fast", **fields}
+    assert PackedGemm.best(rows, **fields, programmatic=True).slices == 1 + sliced
+    assert PackedGemm.best(rows, **fields).slices == 1  # not faster in plain launches
+    assert PackedGemm.best(rows, **fields, programmatic=True, split=1).slices == 1
+    given = PackedGemm.best(rows, **fields, programmatic=True, evict_first=False)
+    assert not given.evict_first
 
 
 @needs_assembler

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from ptxgen.products.few import layout
 from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.tools.trial import trial
+from ptxgen.runtime.tools.recording import Recording, record, replay
+from ptxgen.runtime.tools.trial import bind_example, trial
 
 ATTENTION: dict[str, Any] = {"max_len": 32, "head_dim": 8, "n_heads": 8, "n_kv_heads": 8, "batched": True}
 PRODUCT: dict[str, Any] = {"n": 128, "k": 256, "weights": "bf16"}
@@ -177,3 +180,21 @@ def test_rows_that_are_packed_as_they_are_have_the_bytes_of_the_reference() -> N
         got[at] = -got[at]
         (verdict,) = judge(spec, {"out": got}, want, 0.5)
         assert (verdict.ok, verdict.limit) == (False, 0.0)
+
+
+@pytest.mark.parametrize(("spec", "target", "addresses", "output"), LOST)
+def test_a_replay_notices_a_last_digit_that_is_lost(
+    spec: KernelType, target: str, addresses: tuple[str, ...], output: str, tmp_path: Path
+) -> None:
+    """As a trial does; the one limit of a recording without its spec does not."""
+    device = CpuDevice(mode="fast")
+    kernel = device.load(spec, target)
+    bound, _ = bind_example(kernel, spec.example(np.random.default_rng(1)), {})
+    recording = Recording.load(record(kernel, bound).save(tmp_path / "launch.npz"))
+    assert recording.spec() == spec
+    assert all(verdict.ok for verdict in replay(recording, device))
+    lost = replace(recording, text=zeroed(recording.text, addresses, lanes=4))
+    wrong = [verdict.name for verdict in replay(lost, device) if not verdict.ok]
+    assert wrong
+    assert all(name.startswith(output) for name in wrong)
+    assert all(verdict.ok for verdict in replay(replace(lost, kernel=None), device))

@@ -52,12 +52,13 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
         Recording.load(path)
 
 
-FIELDS = ("text", "entry", "grid", "block", "shared", "cluster", "arguments", "memory", "device", "limit")
-PARTS = ("pointer", "name", "dtype", "points")
+FIELDS = ("text", "entry", "grid", "block", "shared", "cluster", "arguments", "memory", "device", "limit",
+          "kernel")  # fmt: skip
+PARTS = ("pointer", "name", "dtype", "points", "shape")
 WRONG: dict[str, Any] = {
     "text": 7, "entry": None, "grid": [1, 1], "block": [0, 1, 1], "shared": -1, "cluster": [1.5, 1, 1],
     "arguments": ["zz"], "memory": {}, "device": [], "limit": float("nan"), "pointer": "0", "name": 1, "dtype": "zz",
-    "points": 1,
+    "points": 1, "kernel": "digit_gemm", "shape": [-1],
 }  # fmt: skip
 
 
@@ -110,7 +111,18 @@ def test_bytes_of_memory_are_as_many_as_there_were(shape, kind, kept, tmp_path):
 def test_another_format_is_said_once(kept, tmp_path):
     _, arrays, meta = kept
     path = tmp_path / "a.npz"
-    assert refused(path, arrays, {**meta, "format": 2}) == f"{path}: recording format must be 1 (got 2)"
+    assert refused(path, arrays, {**meta, "format": 3}) == f"{path}: recording format must be 1 to 2 (got 3)"
+
+
+def test_a_file_of_the_first_format_replays(kept, tmp_path):
+    """It names no spec, and no shapes."""
+    _, arrays, meta = kept
+    memory = [{name: value for name, value in one.items() if name != "shape"} for one in meta["memory"]]
+    old = {name: value for name, value in meta.items() if name != "kernel"} | {"format": 1, "memory": memory}
+    write_arrays(tmp_path / "old.npz", {**arrays, "meta": np.array(json.dumps(old))})
+    recording = Recording.load(tmp_path / "old.npz")
+    assert recording.spec() is None
+    assert all(v.ok for v in replay(recording, open_device("cpu")))
 
 
 def test_a_damaged_byte_is_noticed_wherever_it_counts(kept, tmp_path):

@@ -81,18 +81,18 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     if stores_halves(spec):
         fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
         together = next(fit, tokens)
-        return together, buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
+        return together, shape.slices * buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     few = spec.precision == "exact" or spec.by_row or tokens % (2 * OCTET)
     together = OCTET if few else 16 // shape.blocks
     # of a warp, or of two that have a block each, gate and up
     columns = TILE_ROWS * shape.blocks + BANK_PAD * min(spec.parts, shape.blocks)
-    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * columns
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * shape.slices * together * columns
 
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
     """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
     ones, and two sets where they can take turns, as far as there are registers."""
-    places = shape.tiles * shape.blocks  # of fragments in a stage
+    places = shape.own_tiles * shape.blocks  # of fragments in a stage
     for pieces, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
         piece = tokens // pieces
         turns = shorts <= places * pieces and sets <= places
@@ -103,6 +103,11 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
         if registers <= PROMOTED[shape.groups]:
             return piece, shorts, sets
     return min(tokens, LARGEST_PIECE), 1, 1
+
+
+def _sliced_bytes(shape: Shape, tokens: int, records: int) -> int:
+    """Of the sums that warpgroups that share k give each other: half of the tokens' each."""
+    return 4 * tokens * records * TILE_ROWS if shape.slices > 1 else 0
 
 
 def _alone_with_two(shape: Shape, tokens: int) -> bool:
@@ -166,7 +171,7 @@ def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     room = shape.groups < 3 or tokens <= CARRIED_BY_THREE
     plain = spec.straight and not (spec.scaled or spec.packed_out or spec.stream or spec.activation)
     plain = plain and spec.precision == "fast" and room
-    alone = shape.blocks == spec.parts == shape.split == shape.resident == 1
+    alone = shape.blocks == spec.parts == shape.split == shape.resident == shape.slices == 1
     return spec.carried and plain and alone and stores_halves(spec) and tokens % CARRIED_TOKENS == 0
 
 
@@ -213,7 +218,7 @@ class Geometry:
         scales = tokens * spec.beside_bytes  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
-            out_tokens = share_of_tokens(tokens, shape.split)
+            out_tokens = share_of_tokens(tokens, shape.split * shape.slices)
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
@@ -222,6 +227,7 @@ class Geometry:
             beside = scales + (tokens + FACTOR_BYTES if factored else 0)
             stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
+            room -= _sliced_bytes(shape, tokens, records)
             ctas = shape.split * -(-spec.parts * kind.records(spec.n) // records)  # that take all rows
             side_by_side = spec.programmatic and 2 * ctas <= PROCESSORS  # with those of the launch ahead
             # a CTA whose copying warpgroup gives up registers has warps that end before others wait for the cluster
@@ -236,7 +242,7 @@ class Geometry:
             if room >= least or less is None:
                 break
             shape = less
-        alternate = shape.tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
+        alternate = shape.own_tiles * shape.blocks * spec.chunks // shape.part % 2 == 0
         if not (alternate or spec.promotes):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         if exact and tight:
@@ -298,8 +304,18 @@ class Geometry:
         return self.shape.groups > 1 and self.shorts > 0 and not (self.exact or self.pipelined) and alone
 
     @property
+    def own_tiles(self) -> int:
+        """Tiles of a stage that a warpgroup multiplies."""
+        return self.shape.own_tiles
+
+    @property
     def warps(self) -> int:
         """How many warps multiply."""
+        return WARPS * self.shape.groups * self.shape.slices
+
+    @property
+    def row_warps(self) -> int:
+        """How many of them have different rows."""
         return WARPS * self.shape.groups
 
     @property
@@ -338,7 +354,7 @@ class Geometry:
     @property
     def records(self) -> int:
         """Records of 16 rows of a CTA, those of gate and of up."""
-        return self.warps * self.shape.blocks
+        return self.row_warps * self.shape.blocks
 
     @property
     def rows(self) -> int:
@@ -372,8 +388,8 @@ class Geometry:
 
     @property
     def out_tokens(self) -> int:
-        """Tokens of a tile that a CTA finishes."""
-        return share_of_tokens(self.tokens, self.shape.split)
+        """Tokens of a tile that a CTA finishes, or each of its warpgroups that share k."""
+        return share_of_tokens(self.tokens, self.shape.split * self.shape.slices)
 
     @property
     def takers(self) -> int:
@@ -387,14 +403,25 @@ class Geometry:
 
     @property
     def sums_at(self) -> int:
-        """Where the sums of CTAs that share k lie in shared memory: beside the ring, or in its place."""
-        return self.stages * self.stage_bytes if self.apart else 0
+        """Where sums of CTAs or warpgroups that share k lie in shared memory: beside the ring, or in its place."""
+        return self.stages * self.stage_bytes if self.apart or self.shape.slices > 1 else 0
+
+    @property
+    def gives_early(self) -> bool:
+        """Whether a warpgroup can be through a tile before the other has taken the sums of the tile before: the ring
+        has room for all its stages, none of which the other has released."""
+        return self.shape.slices > 1 and self.steps <= self.stages
+
+    @property
+    def sliced_bytes(self) -> int:
+        """Of the sums that warpgroups that share k give each other."""
+        return _sliced_bytes(self.shape, self.tokens, self.records)
 
     @property
     def results_at(self) -> int:
         """Where results lie in shared memory: behind the ring and the sums."""
         if self.shape.split == 1:
-            return self.stages * self.stage_bytes
+            return self.stages * self.stage_bytes + self.sliced_bytes
         return self.sums_at + self.sums_bytes
 
     @property

@@ -55,7 +55,7 @@ class HalfResults:
         b, at = self.b, self.at
         self.takes = tasks.takes
         with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):
-            self._begin(tasks.thread, tasks.lane, tasks.warp)
+            self._begin(tasks)
             self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
             self._find(tasks.group, tasks.token_tile, tasks.count)
@@ -65,8 +65,8 @@ class HalfResults:
                 b.op("sub.s32", left, tasks.count, left)
         build_rounds(b, at, self.meeting, "results", self._leave, self._take, left=left)
 
-    def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
-        b, at = self.b, self.at
+    def _begin(self, tasks: Tasks) -> None:
+        b, at, lane, warp = self.b, self.at, tasks.lane, tasks.warp
         area = b.op("add.u32", "results_place", b.op("mov.u32", "ring_of_results", self.ring.memory),
                     at.results_at)  # fmt: skip
         own_group = b.op("shr.u32", "own_group", warp, 2)
@@ -74,10 +74,11 @@ class HalfResults:
         self.meeting = b.op("add.u32", "meeting", own_group, 1)
         self._find_places(lane, warp, area)
         b.note("neighbouring threads take neighbouring pieces")
-        of_group = b.op("and.b32", "thread_of_group", thread, THREADS - 1)
+        of_group = b.op("and.b32", "thread_of_group", tasks.thread, THREADS - 1)
         self.token, piece = split(b, "taken_token", "taken_piece", of_group, self.pieces)
         self.column = b.op("mul.lo.u32", "taken_column", piece, PIECE)
-        b.op("mad.lo.u32", self.column, own_group, self.rows, self.column)
+        if tasks.slice is None:
+            b.op("mad.lo.u32", self.column, own_group, self.rows, self.column)
         turned = b.op("and.b32", "taken_turn", self.token, 7)
         b.op("xor.b32", turned, turned, piece)
         there = b.op("min.u32", "token_there", self.token, at.result_tokens - 1)
@@ -88,7 +89,7 @@ class HalfResults:
         self.has_last = b.op("setp.lt.u32", "has_last_token", self.token, self.in_last) if self.in_last else None
         self._begin_output(piece)
         if self.bias is not None:
-            self._begin_bias(lane, warp)
+            self._begin_bias(lane, tasks.row_warp)
 
     def _begin_bias(self, lane: Reg, warp: Reg) -> None:
         """Which rows' bias this lane adds."""

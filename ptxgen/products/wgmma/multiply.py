@@ -102,7 +102,7 @@ class Multiplier:
 
     def _parts(self) -> Iterator[Part]:
         at, step = self.at, self.at.shape.part
-        for tile in range(at.shape.tiles):
+        for tile in range(at.own_tiles):
             for block in range(at.shape.blocks):
                 for first in range(0, self.spec.chunks, step):
                     yield Part(tile, block, range(first, first + step))
@@ -110,17 +110,22 @@ class Multiplier:
     def build(self, tasks: Tasks) -> None:
         """Build the fragments of the warps that multiply a stage."""
         b, at, ring = self.b, self.at, self.ring
-        warp, group, weight, first_step = tasks.warp, tasks.group, tasks.weight, tasks.first_step
+        warp, group, weight, first_step = tasks.row_warp, tasks.group, tasks.weight, tasks.first_step
         lane: Reg = tasks.lane
-        self.lane, self.warp, self.token_tile = lane, warp, tasks.token_tile
+        self.lane, self.warp, self.slice, self.token_tile = lane, warp, tasks.slice, tasks.token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
             own = b.op("mad.lo.u32", "own_records", warp, at.shape.blocks * at.tile_bytes, base)
+            if tasks.slice is not None:
+                b.op("mad.lo.u32", own, tasks.slice, at.tile_bytes // at.shape.slices, own)
             self.row = b.op("shr.u32", "row_of_lane", lane, 2)
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
+            if tasks.slice is not None:
+                own_tokens = at.token_bytes // at.shape.slices >> 4
+                b.op("mad.lo.u32", self.first_tokens, tasks.slice, own_tokens, self.first_tokens)
             arrives = self.arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.peer = lane
             if tasks.split_rank is not None and at.shape.share > 1:
@@ -371,11 +376,13 @@ class Multiplier:
         (piece,) = self._trailing()
         record = scratch(b, "scaled_record", "u32")
         for block, place in enumerate(self.scales_at):
-            b.op("mad.lo.u32", record, group, at.warps, warp)
+            b.op("mad.lo.u32", record, group, at.row_warps, warp)
             b.op("mad.lo.u32", record, record, at.shape.blocks, block)
             b.op("min.u32", record, record, spec.parts * kind.records(spec.n) - 1)
             b.op("mad.wide.u32", place, record, kind.record_bytes(spec.k), weight)
             b.op("mad.wide.u32", place, self._owner(piece.by), piece.stride, place)
             b.op("add.u64", place, place, kind.tiles(spec.k) * kind.tile_bytes + piece.offset)
+            if piece.step and self.slice is not None:
+                b.op("mad.wide.u32", place, self.slice, piece.step * at.own_tiles, place)
             if piece.step and first_step is not None:
                 b.op("mad.wide.u32", place, first_step, piece.step * at.shape.tiles, place)

@@ -64,6 +64,12 @@ class PackedProduct(Weighted):
         later=True,
         doc="warps beside the copying one store results while the next tile is multiplied",
     )
+    slices: int = field(
+        default=1,
+        later=True,
+        draws=lambda drawn: (1, 1 + (drawn["tokens"] % (2 * packed.GROUP) == 0)),
+        doc="warpgroups of a CTA that have the same 64 rows and share each stage's k",
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     by_row: bool = field(

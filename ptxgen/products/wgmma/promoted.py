@@ -49,7 +49,7 @@ class PromotedMultiplier(ScaledMultiplier):
         self.shorts = [b.array(f"short{n}_", "f32", at.product_tokens // 2) for n in range(at.shorts)]
         if spec.in_blocks:
             self._scales()
-        places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
+        places = [(tile, block) for tile in range(at.own_tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
         found = ((tile, block, first) for tile, block in places for first in pieces)
         self.units = [Unit(number, *each) for number, each in enumerate(found)]
@@ -58,7 +58,7 @@ class PromotedMultiplier(ScaledMultiplier):
         """Registers for scales of blocks."""
         b, at = self.b, self.at
         # asked for before the stage is waited for: one for each of its tiles and blocks of rows
-        self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
+        self.block_scales = b.array("block_scale", "f32", at.own_tiles * at.shape.blocks)
         if not self.spec.by_block:
             return
         # of one half of a product's tokens after the other; of all before its sums are there, where they wait for
@@ -164,7 +164,7 @@ class PromotedMultiplier(ScaledMultiplier):
         with self.b.fragment("ask_scales", "the weights' scales of the stage"):
             (piece,) = self._trailing()
             for block, place in enumerate(self.scales_at):
-                for tile in range(self.at.shape.tiles):
+                for tile in range(self.at.own_tiles):
                     offset = tile * (piece.step or 0)
                     self.b.op("ld.global.nc.f32", self._block_scale(tile, block), place[offset])
 
@@ -189,6 +189,8 @@ class PromotedMultiplier(ScaledMultiplier):
         own = self.own_scales = b.op("and.b32", "own_scales", self.lane, 3)
         b.op("mad.lo.u32", own, own, 2 * SCALE_BYTES, base)
         b.op("add.u32", own, own, at.token_bytes + at.records * at.tile_bytes)
+        if self.slice is not None:
+            b.op("mad.lo.u32", own, self.slice, at.own_tiles * at.tokens * SCALE_BYTES, own)
         self.scales_place = b.reg("token_scales", "u32")
 
     def _find(self) -> None:

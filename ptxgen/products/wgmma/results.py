@@ -32,7 +32,7 @@ class Results:
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
     ) -> None:
         self.b, self.spec, self.at, self.ring, self.sums = b, spec, at, ring, sums
-        self.area_rows = at.rows // at.warps * at.mates  # of a part in an area of shared memory
+        self.area_rows = at.rows // at.row_warps * at.mates  # of a part in an area of shared memory
         self.pitch = 4 * (self.area_rows + BANK_PAD)
         self.part_bytes = self.pitch * at.result_tokens
         self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
@@ -71,7 +71,8 @@ class Results:
             b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
             b.op("mad.lo.u32", self.taken, warp, at.result_buffers * self.buffer_bytes, self.taken)
-            b.op("mad.lo.u32", self.column, warp, self.area_rows, self.column)
+            rows_of = warp if tasks.slice is None else tasks.row_warp
+            b.op("mad.lo.u32", self.column, rows_of, self.area_rows, self.column)
             self.token = tasks.own_token(self.token, at.out_tokens)
             self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
             self.inside = b.reg("column_inside", "pred")
@@ -88,7 +89,7 @@ class Results:
             self._leave_some(0)
             for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
-            if at.result_buffers == 1 or at.result_tokens == at.out_tokens:
+            if at.shape.slices == 1 and (at.result_buffers == 1 or at.result_tokens == at.out_tokens):
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
         b.expose(result_rounds=())
 

@@ -7,12 +7,18 @@ of the whole matrix, are applied to the totals.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch, scratch_array
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.tokens import SCALE_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.products.wgmma.product import PackedProduct
 
 OCTET = 8  # tokens of a group of accumulators, of which a lane has two
 
@@ -60,3 +66,20 @@ class ScaledMultiplier(Multiplier):
         b.op("mad.lo.u32", from_, self.token_tile, self.at.tokens, from_)
         place: Reg = b.op("mad.wide.u32", scratch(b, "scales_from", "u64"), from_, SCALE_BYTES, b.ld_param("x_scales"))
         return place
+
+
+def products_out_of_range(spec: PackedProduct, x_scales: np.ndarray, weight: np.ndarray, count: int) -> str:
+    """Which product of finite scales is no normal f32 number, of the first `count` tokens; "" for none."""
+    import numpy as np
+
+    tiles, first = spec.kind.tiles(spec.k), spec.kind.tiles(spec.k) * spec.kind.tile_bytes
+    trailer = np.ascontiguousarray(weight.reshape(spec.parts * spec.kind.records(spec.n), -1)[:, first:])
+    of_weights = np.abs(trailer.view(np.float32)[:, :tiles].astype(np.float64))
+    of_x = np.abs(x_scales.transpose(0, 2, 1).reshape(-1, x_scales.shape[1])[:count, :tiles].astype(np.float64))
+    for group in range(tiles):
+        x, w = (each[:, group][(each[:, group] > 0) & np.isfinite(each[:, group])] for each in (of_x, of_weights))
+        if x.size and w.size:
+            least, most = w.min() * min(x.min(), 1.0), w.max() * x.max()
+            if least < 2.0**-126 or most >= 2.0**128:
+                return f"got {least if least < 2.0**-126 else most:g} in group {group}"
+    return ""

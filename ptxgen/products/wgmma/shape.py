@@ -45,7 +45,7 @@ INTEGER_TILES = (
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
-CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
+CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 
@@ -54,7 +54,8 @@ MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have 
 class Shape:
     """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of them
     between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
-    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
+    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all; `slices`: warpgroups that
+    have the same rows, of which each multiplies its part of a stage's tiles."""
 
     groups: int
     blocks: int
@@ -64,6 +65,12 @@ class Shape:
     deep: int
     resident: int
     share: int = 1
+    slices: int = 1
+
+    @property
+    def own_tiles(self) -> int:
+        """Tiles of a stage that a warpgroup multiplies."""
+        return self.tiles // self.slices
 
     @property
     def places(self) -> int:
@@ -104,13 +111,14 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row:  # else a deeper ring is faster
         many = row_tiles > CLUSTERS[split]
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
-    beside = groups == 1 and fits and many and not (few and spec.stream)
-    if not beside and blocks == parts and spec.precision == "fast" and spec.straight:
+    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream)
+    if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
         plain = parts == 1 and isinstance(spec.kind, Half) and not spec.programmatic
         least, most = (LONG_PLAIN if plain else LONG).get((groups, tokens), (0, 0))
         if least <= row_tiles * split <= most:
             tiles, part = 2, 4
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
+    tiles = max(tiles, spec.slices)
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, spec.slices)
 
 
 def of_integers(spec: PackedProduct) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def _split(tiles: int, steps: int, *, wide: bool) -> int:
 def smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
     """A shape that takes less shared memory."""
     parts = spec.parts
-    if shape.tiles > 1:
+    if shape.tiles > shape.slices:
         return replace(shape, tiles=shape.tiles // 2)
     if shape.resident > 1:
         return replace(shape, resident=shape.resident - 1)

@@ -27,7 +27,8 @@ BAND = 2048  # tokens whose tiles run side by side
 class Tasks:
     """Fragments `locate`, `count`, `find_tile`, `next_tile`: the first tile, how many there are, where each lies.
 
-    `thread`, `lane`, `warp`; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
+    `thread`, `lane`, `warp`; `row_warp`: of those that have different rows; `slice`: of the warpgroup among those that
+    share k, where they do; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
     of it; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in all;
     `has_tile`: whether the CTA has a first tile.
@@ -37,6 +38,7 @@ class Tasks:
         self.b, self.spec, self.at = b, spec, at
         self.share_rank: Reg | None = None
         self.split_rank: Reg | None = None
+        self.slice: Reg | None = None
         self.takes: Reg | None = None
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
@@ -51,6 +53,10 @@ class Tasks:
             thread = self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             self.lane = b.op("and.b32", "lane", thread, 31)
             warp = self.warp = b.op("shr.u32", "warp", thread, 5)
+            self.row_warp = warp
+            if at.shape.slices > 1:
+                self.row_warp = b.op("and.b32", "warp_of_rows", warp, at.row_warps - 1)
+                self.slice = b.op("shr.u32", "slice", warp, at.row_warps.bit_length() - 1)
             b.op("setp.ge.u32", "is_copier", warp, at.warps)
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
             if at.factored:
@@ -93,10 +99,12 @@ class Tasks:
             self.takes = b.op("setp.lt.u32", "takes_tokens", rank, at.takers)
 
     def own_token(self, token: Reg, each: int) -> Reg:
-        """Of the tile, a token of those that this CTA finishes, `each` as many; part of an open fragment."""
-        if self.split_rank is None:
+        """Of the tile, a token of those that this CTA, or warpgroup, finishes, `each` as many; part of an open
+        fragment."""
+        rank = self.slice or self.split_rank
+        if rank is None:
             return token
-        own: Reg = self.b.op("mad.lo.u32", "own_token", self.split_rank, each, token)
+        own: Reg = self.b.op("mad.lo.u32", "own_token", rank, each, token)
         return own
 
     def _find_group(self, token_tile: Reg) -> None:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ptxgen.dtypes import e4m3, f32
+from ptxgen.dtypes import e4m3, f16, f32
 from ptxgen.errors import SpecError
+from ptxgen.products.wgmma import few_tiles
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
@@ -34,13 +35,16 @@ TURN = 420  # cycles of a stage at least, from its bytes' arrival to its release
 MEMORY, MEMORY_BEGINS = 2050, 8300  # bytes of the GPU's memory in a cycle; cycles before the first and after the last
 BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that is not hidden behind the other
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
-ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
+ADDING, SUMS = {1: 0, 2: 450, 3: 2500, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
 # The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
 PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
 BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
-SENDING, SENT = {1: 0, 2: 2600, 4: 4000, 8: 9000}, {1: 0, 2: 7000, 4: 7000, 8: 7000}  # sums to others: of any, of large
+SENDING, SENT = (
+    {1: 0, 2: 2600, 3: 3300, 4: 4000, 8: 9000},
+    {1: 0, 2: 7000, 3: 7000, 4: 7000, 8: 7000},
+)  # sums to others: of any, of large
 BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
 SHARED_PLAIN, SHARED_LARGE = 0.995, 0.975  # what remains of a stage's where tokens are shared, of a few and of 256
 MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
@@ -72,11 +76,28 @@ ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]
 }  # fmt: skip
 
 # Tiles of 16-bit weights as they lie, of results of 16 bits, that were measured to be faster than the fewest cycles':
-# outputs, columns, tokens from and to; tokens, rows, split and share of a CTA. Where power or the L2 is the limit.
-MEASURED = ((28672, 4096, 385, 512, 256, 64, 1, 1),)
-# the same of plain launches alone, where the begin and the end count
-MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1),)
-TILE = ("tokens", "tile_rows", "split", "share")
+# outputs, columns, tokens from and to; tokens, rows, split, share and slices of a CTA. Where power or the L2 is the
+# limit.
+MEASURED = ((28672, 4096, 385, 512, 256, 64, 1, 1, 1),)
+# the same of programmatic launches, or of plain ones, alone, where the begin and the end count
+MEASURED_PROGRAMMATIC = (
+    *((2048, 2048, least, most, most, 128, 4, 1, 1) for least, most in ((1, 8), (9, 16), (17, 32))),
+    (2048, 2048, 65, 128, 64, 64, 1, 1, 2),
+)
+MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1),)
+TILE = ("tokens", "tile_rows", "split", "share", "slices")
+# Tiles of few tokens that two warpgroups with the same rows (`slices`) were measured to beat, in programmatic launches:
+# how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights from, CTAs
+# that share k from and to; whether weights leave the L2 first. Of other 16-bit weights `few_tiles.py` says so.
+SLICED = (
+    ("fast", True, 9, 64, 176, 1, 8, True),
+    ("exact", False, 9, 32, 96, 1, 8, True),
+    ("exact", True, 9, 32, 176, 1, 8, True),
+    ("scaled", False, 9, 16, 96, 1, 2, False),
+    ("scaled", False, 17, 64, 32, 1, 2, False),
+    ("widened", False, 33, 64, 32, 2, 2, False),
+)
+WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -227,7 +248,8 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
     if not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name or fields.keys() & {*TILE, "stream"}:
         return {}
-    for n, k, least, most, *tile in MEASURED if fields.get("programmatic") else (*MEASURED_PLAIN, *MEASURED):
+    alone = MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN
+    for n, k, least, most, *tile in (*alone, *MEASURED):
         if (n, k) == (fields["n"], fields["k"]) and least <= rows <= most:
             return dict(zip(TILE, tile, strict=True))
     return {}
@@ -251,11 +273,40 @@ def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
         return spec
 
 
+def _multiplied(spec: PackedProduct) -> str:
+    """How a spec's numbers are multiplied, as `SLICED` has it; "" for what it does not have."""
+    if isinstance(spec.kind, Half):
+        return spec.precision if spec.straight else ""
+    if spec.scaled:
+        return "" if spec.in_blocks or spec.promoted else "scaled"
+    return "widened" if spec.weights in WIDENED and spec.precision == "fast" and spec.x_dtype != f16 else ""
+
+
+def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
+    """The spec, or in its place the one whose two warpgroups share k, where that was seen to gain."""
+    if not fields.get("programmatic") or fields.keys() & {*TILE[1:], "stream", "carried"}:
+        return spec
+    how, split, blocks = _multiplied(spec), Geometry.of(spec).shape.split, spec.parts * -(-spec.n // 64)
+    for kind, gated, least, most, blocks_from, split_from, split_to, once in SLICED:
+        known = (kind, gated) == (how, spec.gated) and least <= rows <= most and blocks >= blocks_from
+        if known and split_from <= split <= split_to:
+            tile = {"tile_rows": 64 * spec.parts, "split": 1, "share": 1, "slices": 2, "evict_first": once}
+            try:
+                return replace(spec, **tile | {name: fields[name] for name in ("evict_first",) if name in fields})
+            except SpecError:
+                return spec  # of the tokens that are given
+    return spec
+
+
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
-    fewer times."""
+    fewer times. Of up to 64 tokens `few_tiles.py` has another measure."""
     if tile := _measured(fields, rows):
         return _once(kernel(**fields | tile), fields, rows)
+    if rows <= MOST_ROWS_FIRST and _plain(fields) and fields.get("programmatic"):
+        few = few_tiles.candidates(kernel, fields, rows)
+        chosen = min(few, key=lambda spec: few_tiles.microseconds(spec, rows), default=None)
+        return _once(chosen or kernel(**fields), fields, rows)
     found = list(candidates(kernel, fields, rows))
     if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
         found = [spec for spec in found if Geometry.of(spec).pipelined] or found
@@ -263,4 +314,4 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
-    return _once(chosen, fields, rows)
+    return _sliced(_once(chosen, fields, rows), fields, rows)

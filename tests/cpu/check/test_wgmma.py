@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from ptxgen.errors import ExecutionError, IsaError
+from ptxgen.errors import ExecutionError, IsaError, ModuleLoadError
+from ptxgen.runtime.cpu.device import CpuDevice
 from tests.evidence.corpus.cases import CASES
-from tests.support.cpu_run import run
+from tests.support.cpu_run import run, text_of
 from tests.support.devices import ExecutorDevice
 
 # one warpgroup; a and b lie without a swizzle at the beginning of `s`, and are ones: a product adds 16
@@ -64,6 +65,39 @@ def test_a_wait_covers_all_but_the_last_groups():
     finding(two + WAIT.format(1) + "mov.f32 %f4, %f5;", "registers of wgmma.*mov.f32 %f4, %f5")
     np.testing.assert_array_equal(launch(two + WAIT.format(0) + "mov.f32 %f4, %f5;"), 16)
     finding(two + WAIT.format(1) + FENCE + product() + COMMIT, "registers of wgmma.*st.global")
+
+
+_COLUMNS = "the shape must be m64nNk16 with N a multiple of 8 from 8 to 256"
+_INTEGERS = "the shape must be m64nNk32 with N 8, 16, 24 or a multiple of 16 from 32 to 256"
+_TYPES = r"after .*\.m64n8k16 the table knows \.f16\.f16\.f16, \.f32\.f16\.f16, \.f32\.bf16\.bf16 \(got {}\)"
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        *((f"m64n{n}k16.f32.f16.f16", rf"modifier \.m64n{n}k16: .*{_COLUMNS}") for n in (0, 4, 10, 12, 264)),
+        ("m32n8k16.f32.f16.f16", rf"modifier \.m32n8k16: .*{_COLUMNS}"),
+        ("m64n8k8.f32.f16.f16", rf"modifier \.m64n8k8: .*{_COLUMNS}.*knows \.f32\.tf32\.tf32"),
+        ("m64n40k32.s32.s8.s8", rf"modifier \.m64n40k32: .*{_INTEGERS}"),
+        ("m64n8k32.f32.s8.s8", r"the table knows .*\.s32\.s8\.s8.* \(got \.f32\.s8\.s8\)"),
+        ("m64n8k16.f32.f16.bf16", _TYPES.format(r"\.f32\.f16\.bf16")),
+        ("m64n8k16.f16.bf16.bf16", _TYPES.format(r"\.f16\.bf16\.bf16")),
+        ("m64n8k16.s32.f16.f16", _TYPES.format(r"\.s32\.f16\.f16")),
+        ("m64n8k16", _TYPES.format("nothing")),
+    ],
+)
+@pytest.mark.parametrize("mode", ["fast", "check"])
+def test_products_that_ptx_does_not_have_are_refused(mode, form, why):
+    """With the line, what it has and what would do: the executor would otherwise compute something like them."""
+    text = product().replace("m64n8k16.f32.f16.f16", form)
+    with pytest.raises(IsaError, match=rf"test\.ptx:\d+: .*{why}"):
+        launch("\n" + FENCE + text + COMMIT + WAIT.format(0), mode)
+
+
+def test_a_loaded_text_names_the_kernel_too():
+    text = text_of(START + FENCE + product().replace("n8k16", "n10k16") + COMMIT + WAIT.format(0) + END, 1)
+    with pytest.raises(ModuleLoadError, match=rf"kernel k, module:\d+: .*{_COLUMNS}"):
+        CpuDevice().module(text)["k"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ it (PTX ISA, "Matrix Fragments for mma"). So a fragment is a bitcast, and A and 
 from __future__ import annotations
 
 from ptxgen import nodes
+from ptxgen.foreign.order import in_order
+from ptxgen.isa import lookup
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.load_store import address, space_of
 from ptxgen.runtime.cpu.emit.llvm_types import vector_of
@@ -24,6 +26,13 @@ _I32 = vec("i32")
 def _transpose(e: Emitter, tile: str) -> str:
     """An 8×8 tile of 16-bit elements, rows and columns exchanged."""
     return e.c(f"call {_I32} @transposed({_I32} {tile})")
+
+
+def known(e: Emitter, op: Op) -> None:
+    """Refuses products that PTX does not have: the tiles would compute something like them, such as other columns."""
+    if "sp" in op.words:
+        raise e.unsupported()
+    lookup(in_order(".".join(op.words)))  # libraries write .satfinite last
 
 
 def whole_warp(e: Emitter) -> None:
@@ -94,6 +103,7 @@ def stmatrix(e: Emitter, op: Op) -> None:
 @emits("mma.sync.aligned", converges=True)
 def mma(e: Emitter, op: Op) -> None:
     """d = a·b + c; of bits, how many are left of `a and b`, or of `a xor b`."""
+    known(e, op)
     words = [w for w in op.words[3:] if w not in ("row", "col", "satfinite", "kind::f8f6f4", "and", "xor", "popc")]
     shape, d_type, a_type, b_type, c_type = _shape(e, op, words)
     a_regs, b_regs, c_regs = (items_of(operand) for operand in op.operands[1:4])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emit.emitter import Emitter
-from ptxgen.runtime.cpu.emit.families.matrix import items_of, lanes_in_memory, whole_warp
+from ptxgen.runtime.cpu.emit.families.matrix import items_of, known, lanes_in_memory, whole_warp
 from ptxgen.runtime.cpu.emit.llvm_types import vector_of
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
 from ptxgen.runtime.cpu.flow.flow import Op, Source
@@ -44,14 +44,13 @@ def order(e: Emitter, op: Op) -> None:
 @emits("wgmma.mma_async", outputs=0, inout=(0,), converges=True)
 def wgmma(e: Emitter, op: Op) -> None:
     """d = a·b, or a·b + d where scale-d holds."""
+    known(e, op)
     whole_warp(e)
     if e.defined:
         e.defined.products.issue(op)
     shape = op.words[4]
     columns = int(shape.partition("n")[2].partition("k")[0])
     d_type, a_type, b_type = [w for w in op.words[5:] if w not in ("satfinite", "and", "popc")]
-    if a_type not in ELEMENTS or b_type not in ELEMENTS or "sp" in op.words:
-        raise e.unsupported()
     a, b, scale_d, sign, transposed = _operands(e, op)
     element, other = ELEMENTS[a_type], ELEMENTS[b_type]
     targets = items_of(op.operands[0])
