@@ -21,7 +21,7 @@ from ptxgen.products.wgmma.carried import CarriedResults, Carrier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import REGISTERS, Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
 INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
-# registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 CARRIED_REGISTERS = (48, 224)  # where two warps beside the copying one store results
 FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too, or registers are few
 

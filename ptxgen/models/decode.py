@@ -2,7 +2,8 @@
 
 Three kinds of step share tensors by name. "decode": one position of one sequence, which feeds its token back and counts
 its position by itself. "batch": one position of each of `rows` sequences, at `positions`, over `lengths`; a position
-below 0 takes no part. "prefill": `rows` positions of one sequence from `position` on, and the token after the last.
+below 0 takes no part. "prefill": `rows` positions of one sequence from `position` on, and the token after the last:
+behind the last layer's attention goes one row. Where other rows follow, keys and values are all that is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ptxgen.models.products import PRECISIONS, STACK, WIDE_TILE
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 
-CHOICES = ("greedy", "sample", "penalise")
+CHOICES = ("greedy", "sample", "penalise", "none")
 STEPS = ("decode", "batch", "prefill")
 
 
@@ -45,7 +46,8 @@ def step_program(
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the
     others are, and with exact precision however many there are. `choice` of the token: "greedy" the likeliest,
-    "sample" by the rows' settings, "penalise" by the sequences' own tokens, too. `page_size`: the cache of a batch lies
+    "sample" by the rows' settings, "penalise" by the sequences' own tokens, too; "none" is of a prompt's rows that others
+    follow: their keys and values alone. `page_size`: the cache of a batch lies
     in so many `pages` of so many positions, and `page_table` says which are whose; `page_layout` is the order of their
     axes. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision` of several
     rows: "exact" as f32 is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3
@@ -61,6 +63,8 @@ def step_program(
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
     if choice not in CHOICES:
         raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")
+    if choice == "none" and step != "prefill":
+        raise SpecError(f"step_program: choice 'none' is of a prompt's rows (got step={step!r}; nearest: 'greedy')")
     if precision not in PRECISIONS:
         raise SpecError(
             f"step_program: precision must be one of {', '.join(PRECISIONS)} (got {precision!r} for {step})"
@@ -100,26 +104,32 @@ class _Step(AttentionOfStep):
         given = {"tokens": tokens, "table": table, "out": x}
         fields = {"vocab": vocab, "dim": dim, "weights": kind, "scale": model.embedding_scale}
         self.op("embedding", "embed_tokens", given, {"rows": rows}, **fields)
+        attended: str | Ref
+        stream: str | Ref = x
         for self.layer in range(model.shape.n_layers):
-            self._attention(x)
-            self._mlp(x)
+            queries = self._queries(x)
+            if self._ends_prompt and self.choice == "none":
+                return
+            made = attended = self._attention(*queries)
+            if self._ends_prompt:
+                attended, stream, self.rows = self._last_row(made), self._last_row(x), 1
+            self._attention_out(stream, attended)
+            self._mlp(stream)
         self.layer = -1
-        self._head(x)
+        self._head(stream)
 
     def _tokens(self) -> str:
         """The tokens that a step reads, and leaves for the next one."""
-        return self.tensor("tokens", "state", (1 if self.step == "prefill" else self.rows,), s32)
+        return self.tensor("tokens", "state", (self.rows,), s32)
 
-    def _head(self, x: str) -> None:
+    def _head(self, source: str | Ref) -> None:
         """Logits of the rows that count, and their likeliest tokens."""
         model = self.model
-        vocab, dim = model.shape.vocab, model.dim
-        rows = 1 if self.step == "prefill" else self.rows
-        source: str | Ref = Ref(x, (self.rows - 1) * dim * f32.bytes) if self.step == "prefill" else x
+        vocab, dim, rows = model.shape.vocab, model.dim, self.rows
         norm = "norm"
         if not self.is_token(rows):
             kind = self.format_of("embed_tokens" if model.tied else "lm_head")
-            source, norm = self._input("lm_head", x, dim, "norm", [kind], vocab)
+            source, norm = self._input("lm_head", source, dim, "norm", [kind], vocab)
         name = "embed_tokens" if model.tied else "lm_head"
         weight = self.matrix(name, [Part(name, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
@@ -175,7 +185,7 @@ class _Step(AttentionOfStep):
         rows = self.rows if self.step == "batch" else 1
         return self.tensor("history", "state", (rows, self.model.shape.max_len), s32)
 
-    def _mlp(self, x: str) -> None:
+    def _mlp(self, x: str | Ref) -> None:
         model = self.model
         gated = not {"gate_proj", "up_proj"} & set(model.biases)
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
@@ -185,6 +195,7 @@ class _Step(AttentionOfStep):
         packs &= not self._gates_halves(kinds)
         scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
         if gated and packs and model.hidden % WIDE_TILE == 0 and scaled == (None, None):
+            assert isinstance(x, str), "several rows are a tensor of their own"
             out = self._packed_gate(x, kinds)
         else:
             width = model.hidden if gated else 2 * model.hidden
@@ -212,7 +223,7 @@ class _Step(AttentionOfStep):
         """Whether it leaves its results so for that of down."""
         return self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
 
-    def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:
+    def _gate(self, x: str | Ref, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""
         model = self.model
         weight = self.matrix(self.at("gate_up"), self._gate_parts(), model.dim, gated=True)
@@ -232,7 +243,7 @@ class _Step(AttentionOfStep):
     def _gate_parts(self) -> list[Part]:
         return [self._part(name) for name in ("gate_proj", "up_proj")]
 
-    def _biased_gate(self, x: str, norm: str, out: str) -> None:
+    def _biased_gate(self, x: str | Ref, norm: str, out: str) -> None:
         """Gate and up with their biases below one another, and then the activation."""
         hidden, dim = self.model.hidden, self.model.dim
         if hidden % STACK:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +49,18 @@ class AttentionOfStep(Products):
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""
         return self.tensor(name, "state", (1,), s32)
 
-    def _attention(self, x: str) -> None:
+    @property
+    def _ends_prompt(self) -> bool:
+        """Whether only the last row goes on behind this layer's attention: none else is asked for its token."""
+        return self.step == "prefill" and self.layer + 1 == self.model.shape.n_layers
+
+    def _last_row(self, name: str) -> Ref:
+        """The last of the step's rows."""
+        held = self.tensors[name]
+        return Ref(name, (self.rows - 1) * held.shape[-1] * held.dtype.bytes)
+
+    def _queries(self, x: str) -> tuple[Attention, Ref]:
+        """What the layer attends by, and its queries; keys and values are in the caches."""
         model = self.model
         kind = model.layer(self.layer)
         ring = CacheForm(rings=self.rings).ring(model.shape, kind)
@@ -64,14 +75,23 @@ class AttentionOfStep(Products):
         else:
             q, k, v = self._qkv(x)
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
-        attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
+        return replace(attention, q_dtype=self.tensors[q.tensor].dtype), q
+
+    def _attention(self, attends: Attention, q: Ref) -> str:
+        """Attention of queries over the caches."""
+        model = self.model
         if self.reads_halves("o_proj", model.q_width):
             out = self._attended_halves()
         else:
             out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
         self._attend(attends, q, out)
+        return out
+
+    def _attention_out(self, x: str | Ref, attended: str | Ref) -> None:
+        """The product behind attention, added to the residual stream."""
+        model = self.model
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
-        self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
+        self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, attended)
 
     def _attended_halves(self) -> str:
         """Memory for what attention makes, as bf16 digits; rows of a tile that no sequence has stay zero."""
@@ -143,22 +163,27 @@ class AttentionOfStep(Products):
     def _append_stacked(self, x: str, attention: Attention) -> Ref:
         """The queries of several rows, whose products give rows of q, k and v, or of q and k."""
         model, stacks = self.model, self._stacks()
-        width = model.q_width + 2 * model.kv_width
-        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
-        rows = [next(self._products_of(names, source, norm, whole_rows=True)).tensor for names in stacks]
+        width, kinds, q_dtype = model.q_width + 2 * model.kv_width, self._kinds(*QKV), self._attended()
+        narrow = {"out_dtype": q_dtype} if q_dtype != f32 and self._is_tiled(kinds, model.dim) else {}
+        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, kinds, width, **narrow)
+        made = [self._products_of(names, source, norm, whole_rows=True, **narrow) for names in stacks]
+        rows = [next(products).tensor for products in made]
         stacked = "".join(name[0] for name in stacks[0])
         given: dict[str, str | Ref] = dict(zip((stacked, "v"), rows, strict=False))
-        q_dtype = self._attended()
         q = given["q_out"] = self.tensor(self.at("q.out"), "scratch", (self.rows, model.q_width), q_dtype)
+        attention = replace(attention, q_dtype=self.tensors[rows[0]].dtype)
         self._append(attention, given, stacked=stacked, in_place=False, out_dtype=q_dtype.name)
         return Ref(q)
+
+    def _is_tiled(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns are rounded once into tiles for weights of these formats."""
+        return self.packs(kinds, k) and not (self.digits(kinds, k) or self.integers(kinds, k))
 
     def _attended(self) -> DType:
         """The type of a prompt's queries and of what attention makes of them: the cache's, or bf16 over a cache of 8
         bits, where that is fast."""
-        kinds, width = self._kinds("o_proj"), self.model.q_width
-        packs = self.packs(kinds, width) and not (self.digits(kinds, width) or self.integers(kinds, width))
-        narrow = self.precision != "exact" and self.step == "prefill" and packs
+        tiled = self._is_tiled(self._kinds("o_proj"), self.model.q_width)
+        narrow = self.precision != "exact" and self.step == "prefill" and tiled
         if not narrow or self.kv_dtype.bits > 16:
             return f32
         return self.kv_dtype if self.kv_dtype.bits == 16 else bf16
@@ -253,7 +278,7 @@ class AttentionOfStep(Products):
         assert isinstance(spec, MultiHeadAttention)
         return spec.fastest(parse_target(self.target), self.rows, self.model.shape.max_len).widened
 
-    def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
+    def _add(self, x: str | Ref, name: str, post_norm: str, weight: str, k: int, source: str | Ref) -> None:
         """Add a product to the residual stream, normed before where the family does that."""
         dim = self.model.dim
         if not self.is_packed(source):

@@ -43,6 +43,8 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
 LONG = 8192
+# what `best` says of a packed product, beside the tokens of its rows
+TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices")
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -125,7 +127,7 @@ class Products(Draft):
             if chosen.halves:
                 fields["share"] = chosen.share
         elif self.is_packed(x):
-            kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
+            kernel, sizes, fields["tokens"] = "packed_gemm", {"rows": rows}, self.tensors[str(x)].shape[-2]
             fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
             if fields["x_dtype"] in (e4m3, f16):
                 given["x_scales"] = f"{x}.scales"
@@ -133,7 +135,7 @@ class Products(Draft):
                 fields["by_row"] = True
                 given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-            fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split, "stream": tiles.stream}
+            fields |= {name: getattr(tiles, name) for name in TILE}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _digit_gemm(self, **fields: Any) -> DigitGemm:
@@ -152,12 +154,15 @@ class Products(Draft):
         self.op("rms_norm", role, given, {"rows": rows or self.rows}, **fields)
 
     def _input(
-        self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], n: int, **fields: Any
-    ) -> tuple[str, str]:
+        self, role: str, x: str | Ref, k: int, norm: str, kinds: Sequence[str], n: int, **fields: Any
+    ) -> tuple[str | Ref, str]:
         """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.is_token(self.rows):
-            return x, norm
+            if self.tensors[x if isinstance(x, str) else x.tensor].dtype == f32:
+                return x, norm
+            return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
+        assert isinstance(x, str), "several rows are a tensor of their own"
         if norm and self.at(norm) in self.normed:
             return self.normed[self.at(norm)], norm
         if self.digits(kinds, k):
@@ -294,12 +299,12 @@ class Products(Draft):
             return None
         return BLOCK if True in found else 0
 
-    def _packed(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], tokens: int) -> str:
+    def _packed(self, role: str, x: str | Ref, k: int, norm: str, kinds: Sequence[str], tokens: int) -> str:
         """Rows of x in tiles of so many, normed, for products with weights of these formats."""
         group, by_row = self.scale_group(kinds, k), self.integers(kinds, k)
         out = self._packed_rows(role, k, tokens, f16 if by_row else bf16 if group is None else e4m3)
         given: dict[str, str | Ref] = {"x": x, "out": out}
-        source = self.tensors[x].dtype
+        source = self.tensors[x if isinstance(x, str) else x.tensor].dtype
         fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self._rounding, "src_dtype": source}
         if group is not None:
             shape = self._extents(scale_shape(k, tokens, group))
@@ -334,7 +339,7 @@ class Products(Draft):
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""
-        return _fastest(self.rows, tuple(sorted(fields.items())))
+        return _fastest(self.rows, tuple(sorted((fields | {"programmatic": self.programmatic}).items())))
 
     def _kinds(self, *names: str) -> list[str]:
         """The formats of matrices of this layer, or of the whole model."""
@@ -362,7 +367,9 @@ class Products(Draft):
         name = names[0] if len(names) == 1 else "".join(each[0] for each in names)
         return self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
 
-    def _products_of(self, names: tuple[str, ...], x: str, norm: str, *, whole_rows: bool = False) -> Iterator[Ref]:
+    def _products_of(
+        self, names: tuple[str, ...], x: str | Ref, norm: str, *, whole_rows: bool = False, out_dtype: DType = f32
+    ) -> Iterator[Ref]:
         """One product where one row reads the matrix, or where rows of all parts are wanted (`whole_rows`); else one
         for each part of it, so that its rows lie together."""
         dim, whole = self.model.dim, self._stacked(names)
@@ -375,11 +382,12 @@ class Products(Draft):
             if group != names:
                 weight = Ref(whole, kind.nbytes(sum(widths[name] for name in before), dim) if before else 0)
             role, width = whole.rpartition(".")[2] if group == names else group[0], sum(widths[n] for n in group)
-            out = self.scratch(f"{role}.out", width)
-            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group))
+            out = self.tensor(self.at(f"{role}.out"), "scratch", (self.rows, width), out_dtype)
+            narrow: dict[str, Any] = {} if out_dtype == f32 else {"out_dtype": out_dtype}
+            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group), **narrow)
             for name in group:
                 at = sum(widths[each] for each in group[: group.index(name)])
-                yield Ref(out, at * f32.bytes) if len(group) > 1 else Ref(out)
+                yield Ref(out, at * out_dtype.bytes) if len(group) > 1 else Ref(out)
 
     def _bias_of(self, names: tuple[str, ...]) -> str | Ref:
         """The bias of some of the three, or ""."""

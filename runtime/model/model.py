@@ -30,8 +30,9 @@ class Model(Sequenced):
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
     PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `precision`
     of prompts and batches: "exact", as one token is; "fast": on GPUs with wgmma their activations are rounded to bf16
-    before each product, a relative error of 2⁻⁹ in each, as in other engines; "e4m3": the same, but before products
-    with weights in e4m3 to e4m3, an error of 2⁻⁴, as such checkpoints mean it. `weights`: another model's of the same
+    before each product, a relative error of 2⁻⁹ in each, and a prompt's queries and keys once more before they rotate
+    (to the cache's type, where it has 16 bits), as in other engines; "e4m3": the same, but before products with weights
+    in e4m3 to e4m3, an error of 2⁻⁴, as such checkpoints mean it. `weights`: another model's of the same
     source, which lie on the device already; then `source` is not read. `rings`: layers with a window keep the last
     window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`. `persistent`: a token that is
     not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none. `timed`: launches go

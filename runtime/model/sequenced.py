@@ -264,17 +264,18 @@ class Sequenced:
         self._known, self._remembers, self._length = None, False, place
         self._ids[place : place + len(tokens)] = tokens
         for rows, at in chunks(len(tokens), self.chunk):
-            draws = sampling if at + rows == len(tokens) else None
-            if draws is not None and draws.penalises:
+            ends = at + rows == len(tokens)
+            if ends and sampling is not None and sampling.penalises:
                 self._remember(place + len(tokens))
-            self._run_chunk(tokens[at : at + rows], place + at, draws)
+            self._run_chunk(tokens[at : at + rows], place + at, sampling if ends else None, ends)
             self._length = place + at + rows
 
-    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None) -> None:
-        step = self.steps.step(len(tokens), sampling, self.stream)
+    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None, ends: bool) -> None:
+        step = self.steps.step(len(tokens), sampling, self.stream, ends=ends)
         step.write("prompt", tokens, self.stream)
-        step.write("q_len", np.array([len(tokens)], np.int32), self.stream)
-        step.write("kv_len", np.array([position + len(tokens)], np.int32), self.stream)
+        for name, length in (("q_len", len(tokens)), ("kv_len", position + len(tokens))):
+            if name in step.program.tensors:  # keys of one layer alone need no lengths
+                step.write(name, np.array([length], np.int32), self.stream)
         self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
         self._launch(step, position, len(tokens))
 

@@ -64,7 +64,8 @@ class Steps:
             device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype,
             windows=shape.windows if rings else None, appended=chunk,
         )  # fmt: skip
-        self.arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill)), "u8")
+        begins = self.program("prefill", chunk, choice="none")
+        self.arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill, begins)), "u8")
         self.counters, self.tokens = device.zeros(2, s32), device.zeros(1, s32)
         self.logits = device.empty((1, shape.vocab), f32)
         self.decode = self._bind(decode)
@@ -80,10 +81,13 @@ class Steps:
         )  # fmt: skip
         return fitted(program, getattr(self.device, "multiprocessors", None))
 
-    def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:
-        """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device."""
+    def step(self, rows: int, sampling: Sampling | None, stream: Stream, *, ends: bool = True) -> Step:
+        """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device, or,
+        where the prompt does not end with it, chooses no token."""
         sampling = checked(sampling)
-        choice = "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
+        choice = (
+            "none" if not ends else "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
+        )
         if sampling is not None:
             self.settings.put(sampling, 0, stream)
         step = self._bound.get((rows, choice))

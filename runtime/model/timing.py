@@ -16,7 +16,8 @@ _OUTSIDE = {"embed_tokens": "embedding", "step": "step"}  # of ops outside of th
 @dataclass(frozen=True)
 class StepTime:
     """A step of `rows` positions from `position` on: microseconds on the device of its parts "embedding", "attention",
-    "mlp" and "head", each over all layers, launches one after the other (of a persistent step: "step")."""
+    "mlp" and "head", each over all layers, launches one after the other (of a persistent step: "step"). A step of a
+    prompt that another follows has no "head", and of its last layer the keys and values alone."""
 
     position: int
     rows: int

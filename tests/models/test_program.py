@@ -105,12 +105,14 @@ def test_what_is_not_covered_is_said() -> None:
         step_program(small_spec("llama"), "f16", "train")
     with pytest.raises(SpecError, match="rows must be 1 to decode"):
         step_program(small_spec("llama"), "f16", rows=2)
+    with pytest.raises(SpecError, match="choice 'none' is of a prompt's rows"):
+        step_program(small_spec("llama"), "f16", choice="none")
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_no_two_tensors_share_scratch_memory_while_both_live(family: str) -> None:
-    for step, rows in (("decode", 1), ("prefill", 8)):
-        program = step_program(small_spec(family), "f16", step, rows=rows)
+    for step, rows, choice in (("decode", 1, "greedy"), ("prefill", 8, "greedy"), ("prefill", 8, "none")):
+        program = step_program(small_spec(family), "f16", step, rows=rows, choice=choice)
         arena, alive = plan_arena(program), lives(program)
         for one in alive:
             assert arena.offsets[one.name] % ALIGN == 0

@@ -242,6 +242,8 @@ def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -
 SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
     (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu"}, True),
     (32, {"n": 5120, "k": 1536, "gated": True, "activation": "silu"}, False),
+    (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu", "precision": "exact"}, False),
+    (32, {"n": 5632, "k": 2048, "gated": True, "activation": "silu", "precision": "exact"}, True),
     (32, {"n": 6144, "k": 4096, "precision": "exact"}, True),
     (64, {"n": 6144, "k": 4096, "precision": "exact"}, False),
     (32, {"n": 4096, "k": 4096, "precision": "exact"}, False),

@@ -22,6 +22,7 @@ PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's
 KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 OCTET = 8  # tokens of a group of accumulators
+VECTOR = 4  # outputs of a lane
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
@@ -43,6 +44,11 @@ FEWEST_TIGHT = {2: 192, 3: 64}  # sums of so many warpgroups from which on weigh
 ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")  # of 128 tokens clean with packed results, too
 EXACT_TIGHT = 96  # tokens of three of exact products, of which one chunk is then on its way at a time
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
+# registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
+PROCESSOR_REGISTERS, MOST_REGISTERS = 1 << 16, 255  # of a multiprocessor, of a thread
+# loads of a lane of what results are added to, on their way together; registers that results take beside sums and these
+RESIDUAL_LOADS, BESIDE_SUMS = 6, 72
 FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
 PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
@@ -335,6 +341,15 @@ class Geometry:
         groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
         more = self.exact or self.tight or (self.integers and groups > 2)
         return groups > 1 and (more or self.sums * groups > most)
+
+    @property
+    def residual_loads(self) -> int:
+        """Loads of what results are added to that a lane has on its way, as far as there are registers."""
+        groups = -(-self.threads // (32 * WARPS))  # ptxas gives as many as whole warpgroups could have
+        most = min(MOST_REGISTERS, PROCESSOR_REGISTERS // (32 * WARPS * groups * self.shape.resident))
+        if self.wide:
+            most = REGISTERS[self.shape.groups][1]
+        return max(1, min(RESIDUAL_LOADS, (most - self.sums // 2 - BESIDE_SUMS) // VECTOR))
 
     @property
     def records(self) -> int:

@@ -12,12 +12,10 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import VECTOR, Geometry
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
-
-VECTOR = 4  # outputs of a lane
 
 
 class RowsOut:
@@ -38,17 +36,18 @@ class RowsOut:
             self.columns_left = b.op("sub.u32", scratch(b, "columns_left", "u32"), spec.n, column)
         self._token = 0
 
-    def move(self, opcode: str, values: Sequence[Reg], at: Reg, guard: Reg) -> None:
+    def move(self, opcode: str, values: Sequence[Reg], at: Reg, guard: Reg, offset: int = 0) -> None:
         """Load or store four values, or those of them inside the row."""
         b, store = self.b, opcode.startswith("st")
         if not self.ragged:
-            operands = (at[0], tuple(values)) if store else (tuple(values), at[0])
+            operands = (at[offset], tuple(values)) if store else (tuple(values), at[offset])
             b.op(f"{opcode}.v4.f32", *operands, pred=guard)
             return
         one = scratch(b, "one_inside", "pred")
         for i, value in enumerate(values):
             b.op("setp.gt.and.u32", one, self.columns_left, i, guard)
-            b.op(f"{opcode}.f32", *((at[4 * i], value) if store else (value, at[4 * i])), pred=one)
+            place = at[offset + 4 * i]
+            b.op(f"{opcode}.f32", *((place, value) if store else (value, place)), pred=one)
 
     def go_to(self, token: int) -> None:
         """Point at the row so many tokens from the first."""
@@ -56,11 +55,9 @@ class RowsOut:
             self.b.op("add.u64", self.to, self.to, self.bytes * self.spec.n * (token - self._token))
             self._token = token
 
-    def add_before(self, values: Sequence[Reg], before: Sequence[Reg], guard: Reg) -> None:
-        """Add what is in the row already: `before` receives it."""
-        self.move("ld.global", before, self.to, guard)
-        for value, was in zip(values, before, strict=True):
-            self.b.op("add.f32", value, value, was)
+    def load(self, values: Sequence[Reg], guard: Reg, tokens: int) -> None:
+        """What is there already, in the row so many tokens from the one that `go_to` points at."""
+        self.move("ld.global", values, self.to, guard, self.bytes * self.spec.n * tokens)
 
     def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
         """Store four results under `guard`, in a row that ends within them those inside."""

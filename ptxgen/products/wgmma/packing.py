@@ -80,6 +80,11 @@ class PackedRows(KernelType):
         """Columns of a pass."""
         return self.flight * OWN * self.threads
 
+    @property
+    def held(self) -> bool:
+        """Whether a row that is read before it is packed stays in registers."""
+        return self.surveys and self.columns <= self.reach
+
 
 class Packing:
     """Fragments `begin` and `pack_pass`, with a norm also `begin_squares`, `squares_pass` and `root`."""
@@ -127,10 +132,13 @@ class Packing:
         place = b.op("shl.b32", "place", piece, 4)
         lane = b.op("and.b32", "lane_place", own, 12)
         b.op("add.u32", place, place, lane)
+        b.note("of two lanes the first stores what both have for its piece, the second what they have for the other")
+        odd = b.op("and.b32", "odd_place", own, OWN)
+        self.second = b.op("setp.ne.u32", "is_second", odd, 0)
         other = b.op("xor.b32", "other_place", place, 16)
-        wide, wider = b.op("cvt.u64.u32", "wide_place", place), b.op("cvt.u64.u32", "wide_other", other)
-        self.other_out = b.op("add.u64", "other_target", out, wider)
-        b.op("add.u64", out, out, wide)
+        b.op("sub.u32", other, other, OWN)
+        b.op("selp.b32", place, other, place, self.second)
+        b.op("add.u64", out, out, b.op("cvt.u64.u32", "wide_place", place))
 
     def _load(self, values: tuple[Reg, ...], base: Reg, exists: Reg | None) -> None:
         """The thread's columns of a pass, zeros past the last."""
@@ -176,6 +184,8 @@ class Packing:
             self._load_row(exists)
             for value in self.values:
                 b.op("fma.rn.f32", total, value, value, total)
+            if spec.held:
+                self._load_gains()
             b.op("add.u32", self.column, self.column, spec.reach)
             b.op("setp.lt.u32", "more_squares", self.column, spec.dim)
         over_cta(b, "squares", "add.f32", [total], thread, spec.threads // 32)
@@ -208,10 +218,11 @@ class Packing:
 
     def _load_values(self, exists: Reg) -> None:
         """The columns of a pass, normed."""
-        spec = self.spec
-        self._load_row(exists)
-        if spec.norm:
-            self._load_gains()
+        if not self.spec.held:
+            self._load_row(exists)
+        if self.spec.norm:
+            if not self.spec.held:
+                self._load_gains()
             self._apply_norm()
 
     def _load_gains(self) -> None:
@@ -236,11 +247,21 @@ class Packing:
         else:
             split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)], spec.dtype)
         for n in range(spec.digits):
-            offset = n * spec.tokens * packed.ROW_BYTES
-            b.op("st.global.b32", self.out[offset], digits[2 * n], pred=there)
-            b.op("st.global.b32", self.other_out[offset], digits[2 * n + 1], pred=there)
+            first, second = self._exchange(*digits[2 * n : 2 * n + 2])
+            b.op("st.global.v2.b32", self.out[n * spec.tokens * packed.ROW_BYTES], (first, second), pred=there)
+
+    def _exchange(self, first: Reg, second: Reg) -> tuple[Reg, Reg]:
+        """What this lane and its neighbour have for one piece: of each the `first` word, or the `second`. Eight bytes
+        side by side, as pieces of four are halves of a sector."""
+        b = self.b
+        given, theirs = convert.scratch(b, "given_word", "b32"), convert.scratch(b, "their_word", "b32")
+        b.op("selp.b32", given, first, second, self.second)
+        b.op("shfl.sync.bfly.b32", theirs, given, 1, 31, 0xFFFFFFFF)
+        low, high = convert.scratch(b, "low_word", "b32"), convert.scratch(b, "high_word", "b32")
+        b.op("selp.b32", low, theirs, first, self.second)
+        b.op("selp.b32", high, second, theirs, self.second)
+        return low, high
 
     def _advance(self, step: int) -> None:
         """To the thread's next columns of the pass."""
-        for target in (self.out, self.other_out):
-            self.b.op("add.u64", target, target, step)
+        self.b.op("add.u64", self.out, self.out, step)

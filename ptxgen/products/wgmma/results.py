@@ -14,8 +14,8 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, WARPS, Geometry
-from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
+from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, VECTOR, WARPS, Geometry
+from ptxgen.products.wgmma.outlets import RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.rounds import build_rounds
 from ptxgen.products.wgmma.tasks import Tasks
@@ -41,7 +41,9 @@ class Results:
             [b.array(f"result{load}_{part}_", "f32", VECTOR) for part in range(at.parts)] for load in range(loads)
         ]
         self.buffer_bytes = at.parts * self.part_bytes
-        self.before = b.array("before", "f32", VECTOR) if spec.residual else None
+        self.loads = at.out_tokens // self.together  # of a tile
+        self.ahead = min(self.loads, at.residual_loads) if spec.residual else 0
+        self.before = [b.array(f"before{load}_", "f32", VECTOR).regs for load in range(self.ahead)]
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
     def build(self, tasks: Tasks) -> None:
@@ -83,6 +85,7 @@ class Results:
             return
         with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
             self._find_output()
+            self._ask_first()
             self._leave_some(0)
             for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
@@ -95,6 +98,7 @@ class Results:
         b, at = self.b, self.at
         with b.fragment("find_output", "the lane's first token and its outputs"):
             self._find_output()
+            self._ask_first()
         build_rounds(b, at, self.meeting, "sums", self._leave_all, self._take_all, alone=at.result_buffers == 1)
 
     def _take_all(self, first: int) -> None:
@@ -138,6 +142,20 @@ class Results:
             at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
             convert.clear(b, self.bias)
             self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
+
+    def _ask_first(self) -> None:
+        """Ask for what the first results are added to."""
+        for load in range(self.ahead):
+            self._ask(load, 0)
+
+    def _ask(self, load: int, now: int) -> None:
+        """The lane's row of a load, as it is, where the output points at load `now`: one after the other, each would
+        take as long as memory does."""
+        if load >= self.loads:
+            return
+        asks = convert.scratch(self.b, "asks_before", "pred")
+        self.b.op("setp.gt.s32", asks, self.left, load * self.together)
+        self.outlet.load(self.before[load % self.ahead], asks, (load - now) * self.together)
 
     def _buffer(self, first: int) -> int:
         """Where the sums of some tokens from `first` on are left."""
@@ -187,6 +205,8 @@ class Results:
                 b.op("mul.f32", value, value, factor)
         self.outlet.go_to(token)
         if spec.residual:
-            assert self.before is not None
-            self.outlet.add_before(values, self.before, self.stored)
+            load = token // self.together
+            for value, was in zip(values, self.before[load % self.ahead], strict=True):
+                b.op("add.f32", value, value, was)
+            self._ask(load + self.ahead, load)
         self.outlet.store(values, self.stored, self.inside)

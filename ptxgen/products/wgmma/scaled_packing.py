@@ -82,7 +82,7 @@ class ScaledPacking(Packing):
 
     def _load_values(self, exists: Reg) -> None:
         """A row of one pass is in registers since its scale was sought."""
-        if self.spec.group or self.spec.columns > self.spec.reach:
+        if self.spec.group or not self.spec.held:
             super()._load_values(exists)
         elif self.spec.norm:
             self._apply_norm()

@@ -12,7 +12,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.dtypes import bf16
-from ptxgen.kernels import MultiHeadAttention
+from ptxgen.kernels import MultiHeadAttention, PackedGemm
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.text import Text
@@ -239,6 +239,24 @@ def test_one_token_in_check_mode_has_no_finding() -> None:
         assert 0 <= model.forward_to_token(token) < model.shape.vocab
 
 
+def test_rows_that_no_token_asks_for_end_with_their_keys(device: Device) -> None:
+    """Of a chunk that others follow nothing is computed behind the last layer's keys and values, of a prompt's end one
+    row behind its attention; tokens are those of the float64 model, however the prompt is cut."""
+    for family in ("llama", "gemma2", "qwen3", "olmo2"):
+        file = file_of(family)
+        want = ReferenceModel(file.spec, file.values()).generate(PROMPT, 2)
+        for chunk in (1, 2, 4, 8):
+            model = Model(file, device, "f32", chunk=chunk)
+            assert model.generate(PROMPT, 2)[len(PROMPT) :] == want
+        last = file.spec.shape.n_layers - 1
+        begins, ends = (model.program("prefill", 8, choice=choice) for choice in ("none", "greedy"))
+        roles = [op.role for op in begins.ops if op.layer in (last, -1)]
+        assert "attention" not in roles
+        assert roles[-1] in ("rope_append", "append")
+        behind = [op for op in ends.ops if op.layer == last][roles.index(roles[-1]) :]
+        assert [op.sizes.get("rows", 1) for op in behind if op.role in ("o_proj", "gate_up", "down_proj")] == [1, 1, 1]
+
+
 def test_attention_from_host_caches(device: Device) -> None:
     rng = np.random.default_rng(3)
     for family, layer in (("llama", 0), ("mistral", 1), ("gemma2", 0)):
@@ -318,22 +336,23 @@ def test_prompts_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("format", "group"), [("e4m3", 0), ("e4m3_channel", 0), ("e4m3_block", 128)])
 def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
     """Logits are those of the float64 model whose inputs of matrices in e4m3 are rounded so, rather than those of the
-    model that rounds none. In one layer: what is a little apart in one is rounded to other numbers in the next.
+    model that rounds none. In one layer, before one in bf16 of which only the last row goes through the whole: what is
+    a little apart in one is rounded to other numbers in the next.
 
     The executor's sums are exact, and few inputs are rounded otherwise. Tensor cores keep some 14 bits of a sum, which
     sends one input in some hundred to the neighbouring number, and each moves these logits by about 1.6 %: on a GPU
     they are held to be nearer to the one model than to the other (an H200: 2.2 and 6.9 %, for blocks 3.7 and 6.3 %).
     """
     sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 4}
-    spec = small_spec("llama", **sizes, num_hidden_layers=1)
-    inside = {f"layers.{i}.{name}": format for i in range(spec.shape.n_layers) for name in spec.products()}
+    spec = small_spec("llama", **sizes, num_hidden_layers=2)
+    inside = {f"layers.0.{name}": format for name in spec.products()}
     file = ArrayFile(spec, random_weights(spec), "bf16", inside)
     model = Model(file, device, "f32", chunk=16, precision="e4m3")
     prompt = [*PROMPT, *PROMPT][:16]
     model.prefill(prompt)
     got = model.steps.logits.numpy()[0]
-    scaled = [op.spec.x_dtype.name for op in model.program("prefill", 16).ops if op.spec.kernel_name == "packed_gemm"]
-    assert set(scaled) == {"e4m3"}
+    first = [op.spec for op in model.program("prefill", 16).ops if op.layer == 0]
+    assert {spec.x_dtype.name for spec in first if isinstance(spec, PackedGemm)} == {"e4m3"}
     want = ReferenceModel(file.spec, file.values(), e4m3=dict.fromkeys(inside, group)).forward(prompt)[-1]
     plain = ReferenceModel(file.spec, file.values()).forward(prompt)[-1]
     apart = [np.linalg.norm(got - each) / np.linalg.norm(each) for each in (want, plain)]
@@ -403,7 +422,7 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str) -> 
 
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
-    spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)
+    spec = small_spec("llama", intermediate_size=256, num_hidden_layers=2)  # of the last, one row alone goes there
     file = ArrayFile(spec, random_weights(spec), "bf16")
     model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(spec, file.values())
     model.cache.zero()  # rows past a length are loaded early, which initcheck reports where they were never written
