@@ -72,7 +72,8 @@ def one_of(field: str, value: object, choices: Iterable[object]) -> Iterator[str
     """`value` is one of the choices."""
     choices = tuple(choices)
     if value not in choices:
-        reason = OneOf(f"{field}: must be one of {', '.join(map(str, choices))} (got {value})")
+        known = ", ".join(str(one) or "''" for one in choices)
+        reason = OneOf(f"{field}: must be one of {known} (got {value})")
         reason.choices = tuple(map(str, choices))
         yield reason
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from ptxgen.errors import SpecError
 
+_NAME = "must be letters, digits and _, a letter first"
 _UNSAID = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 
@@ -135,12 +136,12 @@ def not_stdout(context: click.Context, param: click.Parameter, value: str | None
 def begins_names(context: click.Context, param: click.Parameter, value: str) -> str:
     """What names can begin with (a callback)."""
     if value and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", value):
-        raise click.UsageError(f"{param.opts[-1]}: must be letters, digits and _, a letter first (got {value!r})")
+        raise click.UsageError(f"{param.opts[-1]}: {_NAME} (got {value!r})")
     return value
 
 
-def not_empty(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A name that, where it is given, has a letter (a callback of options)."""
+def a_name(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A name of an entry, where one is given (a callback of options)."""
     if value == "":
-        raise click.UsageError(f"{param.opts[-1]}: must be letters, digits and _, a letter first (got '')")
-    return value
+        raise click.UsageError(f"{param.opts[-1]}: {_NAME} (got '')")
+    return value if value is None else begins_names(context, param, value)

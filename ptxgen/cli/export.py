@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import a_path, begins_names, given, given_by, not_empty, not_stdout
+from ptxgen.cli._given import a_name, a_path, begins_names, given, given_by, not_stdout
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, check_kv_dtype, config_options, targets_option
 from ptxgen.cli._output import progress, say
@@ -33,7 +33,7 @@ def _kernel_options() -> list[click.Option]:
         click.Option(
             ["--name"],
             metavar="NAME",
-            callback=not_empty,
+            callback=a_name,
             help="The kernel's name: of its entry, its files, in its stubs.",
         ),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ptxgen.cli._given import goes_with, not_empty
+from ptxgen.cli._given import a_name, goes_with
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
@@ -37,7 +37,7 @@ def _kernel_options() -> list[click.Option]:
         click.Option(["--manifest"], is_flag=True, help="Also write the launch contract, as JSON."),
         click.Option(["--annotate"], is_flag=True, help="Behind each instruction: where it comes from, as a comment."),
         click.Option(["--line-info"], is_flag=True, help="With .file and .loc, for profilers and debuggers."),
-        click.Option(["--entry"], metavar="NAME", callback=not_empty, help="The entry's name  [default: the kernel's]"),
+        click.Option(["--entry"], metavar="NAME", callback=a_name, help="The entry's name  [default: the kernel's]"),
     ]
 
 

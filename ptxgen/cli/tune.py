@@ -104,10 +104,13 @@ def command(
     if heads or configs:
         found += dict.fromkeys(_jobs(heads, configs, dtypes, capacities, batches, fills))
     found += dict.fromkeys(_products(products, configs, formats))
+    if target:
+        _runs_on(found, parse_target(target))
     if dry_run and target:
         return _show(found, parse_target(target), as_json)
     opened = _open(device)
     where = parse_target(target) if target else opened.target
+    _runs_on(found, where)
     if dry_run:
         return _show(found, where, as_json)
     path = _path(output, shipped)
@@ -174,6 +177,19 @@ def _products(words: Sequence[str], configs: Sequence[str], formats: Sequence[st
         if job.runs(parse_target("sm_90")) is None:
             raise SpecError(f"--product: has no tensor cores, and so nothing to choose (got {job.label()})")
         yield job
+
+
+def _runs_on(jobs: Sequence[Job | ProductJob], where: Target) -> None:
+    """Refuse an architecture on which a class cannot be had, or has nothing to choose."""
+    from ptxgen.kernel import supports
+    from ptxgen.tuning_jobs.products import ProductJob
+
+    for job in jobs:
+        if support := supports(job.spec, where):
+            if isinstance(job, ProductJob) and job.runs(where) is None:
+                raise SpecError(f"--target: {where} has no tensor cores for {job.label()}, and so nothing to choose")
+        else:
+            raise SpecError("; ".join(f"--{reason}" for reason in support.reasons))
 
 
 def _product(word: str) -> ProductJob:

@@ -43,6 +43,8 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
 LONG = 8192
+# what `best` says of a packed product, beside the tokens of its rows
+TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices")
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -133,8 +135,7 @@ class Products(Draft):
                 fields["by_row"] = True
                 given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-            fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split, "stream": tiles.stream}
-            fields |= {"carried": tiles.carried}
+            fields |= {name: getattr(tiles, name) for name in TILE}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _digit_gemm(self, **fields: Any) -> DigitGemm:
@@ -338,7 +339,7 @@ class Products(Draft):
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""
-        return _fastest(self.rows, tuple(sorted(fields.items())))
+        return _fastest(self.rows, tuple(sorted((fields | {"programmatic": self.programmatic}).items())))
 
     def _kinds(self, *names: str) -> list[str]:
         """The formats of matrices of this layer, or of the whole model."""

@@ -138,7 +138,7 @@ STRANGERS = [
     ("generate --config small.json --target sm_80 -o o --rings 64", "--rings: must be 0: no layer of this model has a"),
     ("generate --config small.json --target sm_80 -o o --weights q3_k", "weights: must be one of bf16, e4m3, e4m3_ch"),
     ("generate --config small.json --target sm_80 -o file/o", "file/o: Not a directory"),
-    ("export {A} --target sm_80 -o o --name x/y", "entry: must be letters, digits and _, a letter first (got 'x/y')"),
+    ("export {A} --target sm_80 -o o --name x/y", "--name: must be letters, digits and _, a letter first (got 'x/y')"),
     ("export --config small.json --model file --target sm_80 -o o", "export: --config does not go with --model (got"),
     ("requires good.ptx --driver 12", "Invalid value for '--driver': must be a version such as 12.8: major.minor (got"),
     ("requires good.ptx --sm 8.95", "Invalid value for '--sm': must be a GPU's architecture, as sm_90 or 9.0 (got '8"),
@@ -161,6 +161,19 @@ STRANGERS = [
     ("--version --x", "No such option '--x'."),
     ("golden", "ptxgen golden: names no command of check, diff, update; --help shows what there is"),
     ("golden diff --context -1", "Invalid value for '--context': -1 is not in the range x>=0."),
+    (
+        "tune --heads 32/8/128 --dry-run --target sm_70",
+        "--target: must be sm_75 or later (got sm_70; nearest: sm_75)",
+    ),
+    (
+        "tune --product 64x64/bf16 --dry-run --target sm_70",
+        "--target: must be sm_75 or later (got sm_70; nearest: sm_75)",
+    ),
+    (
+        "tune --product 64x64/bf16 --dry-run --target sm_75",
+        "--target: sm_75 has no tensor cores for 64 x 64 bf16, and so nothing to choose",
+    ),
+    ("generate gemv --n 64 --k 64 --norm layer --target sm_80", "Gemv.norm: must be one of '', rms (got layer)"),
     ("list gemm --targets", "list: KERNEL or --targets, not both (got gemm)"),
     ("run {A} --device cpu --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
     ("run gemm --n 64 --k 64 --device cpu --size rows=4 --size n_rows=9", "Gemm.n_rows: must be from 0 to 4 (got 9)"),

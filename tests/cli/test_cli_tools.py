@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ptxgen.cli._main import invoke, root
+from ptxgen.errors import AssembleError
 from ptxgen.generator import generate
 from ptxgen.kernel import kernel_types
 from ptxgen.kernels import KvCacheScatter
@@ -222,6 +223,20 @@ def test_doctor_tells_no_gpu_from_a_driver_that_fails(tmp_path: Path, monkeypatc
         found = described_driver(tmp_path, monkeypatch, 13000, status)
         assert found == [("driver", state, f"CUDA 13.0: {why}")]
         monkeypatch.undo()
+
+
+def test_doctor_says_where_each_ptxas_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptxgen import assembler
+    from ptxgen.doctor import examine
+
+    two = [assembler.Assembler("ptxas", (13, 0), f"/{place}/ptxas") for place in ("one", "other")]
+    monkeypatch.setattr(assembler, "available_assemblers", lambda: (assembler.Assembler("nvJitLink", (13, 5)), *two))
+    said = next(line.text for line in examine() if line.topic == "assembler")
+    assert said == "nvJitLink 13.5, then ptxas 13.0 (/one/ptxas), then ptxas 13.0 (/other/ptxas)"
+    monkeypatch.setattr(assembler, "available_assemblers", lambda: tuple(two))
+    monkeypatch.setattr(assembler, "supported_targets", lambda by: frozenset())
+    with pytest.raises(AssembleError, match=r"^x: ptxas 13.0 cannot assemble for sm_70; "):
+        assembler.assemble(".version 6.0\n.target sm_70\n", name="x")
 
 
 def test_doctor_names_the_cache_and_its_state(

@@ -129,7 +129,7 @@ MISTAKES = [
     ("completion nonesuch", "Invalid value for '{bash|zsh|fish}': 'nonesuch' is not one of 'bash', 'zsh', 'fish'."),
     ("tune nonesuch", "Got unexpected extra argument (nonesuch)"),
     ("doctor extra", "Got unexpected extra argument (extra)"),
-    ("generate {A} --target sm_80 --entry 1bad", "entry: must be letters, digits and _, a letter first (got '1bad')"),
+    ("generate {A} --target sm_80 --entry 1bad", "--entry: must be letters, digits and _, a letter first (got '1bad')"),
     ("generate --config none.json --target sm_80 -o out --max-len 0",
      "Invalid value for '--max-len': 0 is not in the range x>=1."),
     ("generate --config small.json --target sm_80 -o out --page-size 7",

@@ -148,5 +148,5 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pyt
     assert invoke(["export", *config, "--layout", "nhd"]) == 2
     assert "--layout: goes with --page-size" in capsys.readouterr().err
     assert invoke(["generate", *config, "--page-size", "20"]) == 2
-    assert "page_size: must be a multiple of 16" in capsys.readouterr().err
+    assert "--page-size: must be a multiple of 16" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -135,7 +135,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     ("fields", "reason"),
     [
         ({"norm_out": True}, r"norm_out: needs a residual stream \(got residual=False; nearest: residual=True\)"),
-        ({"norm": "layer"}, r"norm: must be one of , rms"),
+        ({"norm": "layer"}, r"norm: must be one of '', rms"),
         ({"n": 40, "norm_out": True, "residual": True}, r"n: must be a multiple of 64"),
         ({"weights": "q4_k", "norm": "rms"}, r"norm: needs weights in bf16 \(got weights='q4_k'; nearest: norm=''\)"),
     ],

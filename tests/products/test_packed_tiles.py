@@ -10,9 +10,9 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS, FACTORED_REGISTERS, FORMATS, REGISTERS
+from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS, FACTORED_REGISTERS, FORMATS
 from ptxgen.products.wgmma import geometry, tiles, tokens
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import REGISTERS, Geometry
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
 
@@ -242,6 +242,8 @@ def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -
 SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
     (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu"}, True),
     (32, {"n": 5120, "k": 1536, "gated": True, "activation": "silu"}, False),
+    (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu", "precision": "exact"}, False),
+    (32, {"n": 5632, "k": 2048, "gated": True, "activation": "silu", "precision": "exact"}, True),
     (32, {"n": 6144, "k": 4096, "precision": "exact"}, True),
     (64, {"n": 6144, "k": 4096, "precision": "exact"}, False),
     (32, {"n": 4096, "k": 4096, "precision": "exact"}, False),

@@ -259,7 +259,7 @@ def test_every_row_of_a_table_and_tokens_outside(device: Device) -> None:
         (lambda: Gemv(0, 64), "n: must be from 1 to"),
         (lambda: Gemv(64, 100, "q4_k"), r"k: must be a multiple of 256 .* \(got 100; nearest: 256\)"),
         (lambda: Gemv(64, 64, "q3_k"), r"weights: must be one of .*q4_k.* \(got q3_k\)"),
-        (lambda: Gemv(64, 64, norm="layer"), "norm: must be one of , rms"),
+        (lambda: Gemv(64, 64, norm="layer"), "norm: must be one of '', rms"),
         (lambda: Gemv(64, 64, gated=True), "gated: needs an activation"),
         (lambda: Gemv(64, 64, gated=True, activation="silu", bias=True), "bias: a gated product has none"),
         (lambda: Gemm(64, 64, activation="relu"), "activation: must be one of"),

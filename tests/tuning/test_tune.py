@@ -288,7 +288,7 @@ def test_without_a_gpu_it_says_so_in_one_sentence(
         (["--product", "64x512/f32"], "--product: has no tensor cores, and so nothing to choose (got 64 x 512 f32)"),
         (["--heads", "32/8"], "--heads: must be Q/KV/DIM, as 32/8/128 (got '32/8')"),
         (["--heads", "32/5/128"], "n_heads: must be a multiple of n_kv_heads"),
-        (["--heads", "32/8/128", "--kv-dtype", "f8"], "kv_dtype"),
+        (["--heads", "32/8/128", "--kv-dtype", "f8"], "--kv-dtype: must be one of f32"),
         ([*SMALL, "--device", "cpu"], "--device: tune measures on a GPU: must be cuda or cuda:N (got 'cpu')"),
         ([*SMALL, "--shipped", "-o", "x.json"], "tune: -o or --shipped, not both"),
         ([*SMALL, "--fill", "0"], "--fill"),

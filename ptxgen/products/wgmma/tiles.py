@@ -87,15 +87,16 @@ MEASURED_PROGRAMMATIC = (
 MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1),)
 TILE = ("tokens", "tile_rows", "split", "share", "slices")
 # Tiles of few tokens that two warpgroups with the same rows (`slices`) were measured to beat, in programmatic launches:
-# how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights from, CTAs
-# that share k from and to; whether weights leave the L2 first. Of other 16-bit weights `few_tiles.py` says so.
+# how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights and columns
+# from, CTAs that share k from and to; whether weights leave the L2 first. Of other 16-bit weights `few_tiles.py` says
+# so.
 SLICED = (
-    ("fast", True, 9, 64, 176, 1, 8, True),
-    ("exact", False, 9, 32, 96, 1, 8, True),
-    ("exact", True, 9, 32, 176, 1, 8, True),
-    ("scaled", False, 9, 16, 96, 1, 2, False),
-    ("scaled", False, 17, 64, 32, 1, 2, False),
-    ("widened", False, 33, 64, 32, 2, 2, False),
+    ("fast", True, 9, 64, 176, 0, 1, 8, True),
+    ("exact", False, 9, 32, 96, 0, 1, 8, True),
+    ("exact", True, 9, 32, 176, 2048, 1, 8, True),
+    ("scaled", False, 9, 16, 96, 0, 1, 2, False),
+    ("scaled", False, 17, 64, 32, 0, 1, 2, False),
+    ("widened", False, 33, 64, 32, 0, 2, 2, False),
 )
 WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
 
@@ -287,9 +288,9 @@ def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
     if not fields.get("programmatic") or fields.keys() & {*TILE[1:], "stream", "carried"}:
         return spec
     how, split, blocks = _multiplied(spec), Geometry.of(spec).shape.split, spec.parts * -(-spec.n // 64)
-    for kind, gated, least, most, blocks_from, split_from, split_to, once in SLICED:
-        known = (kind, gated) == (how, spec.gated) and least <= rows <= most and blocks >= blocks_from
-        if known and split_from <= split <= split_to:
+    for kind, gated, least, most, blocks_from, columns, split_from, split_to, once in SLICED:
+        known = (kind, gated) == (how, spec.gated) and least <= rows <= most
+        if known and blocks >= blocks_from and spec.k >= columns and split_from <= split <= split_to:
             tile = {"tile_rows": 64 * spec.parts, "split": 1, "share": 1, "slices": 2, "evict_first": once}
             try:
                 return replace(spec, **tile | {name: fields[name] for name in ("evict_first",) if name in fields})
