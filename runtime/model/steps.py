@@ -85,9 +85,9 @@ class Steps:
         """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device, or,
         where the prompt does not end with it, chooses no token."""
         sampling = checked(sampling)
-        choice = (
-            "none" if not ends else "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
-        )
+        choice = "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
+        if not ends:
+            choice = "none"
         if sampling is not None:
             self.settings.put(sampling, 0, stream)
         step = self._bound.get((rows, choice))
