@@ -230,6 +230,39 @@ def test_few_tokens_have_the_tile_that_was_the_fastest(row: tuple[int, ...]) -> 
     assert supports(spec, WHERE)
 
 
+# the same of exact numbers with 32 rows of x, and of tokens in e4m3 with a scale a row
+EXACT: dict[str, Any] = {"precision": "exact"}
+SCALED: dict[str, Any] = {"precision": "fast", "weights": "e4m3_channel", "x_dtype": e4m3}
+FASTEST_OF_32: tuple[tuple[int, int, dict[str, Any], list[int]], ...] = (
+    (2048, 8192, EXACT, [64, 3, 1]), (4096, 4096, EXACT, [64, 2, 1]), (5120, 13824, EXACT, [192, 4, 1]),
+    (12288, 4096, EXACT, [192, 2, 1]), (17920, 1536, EXACT, [64, 1, 2]), (4096, 4096, SCALED, [64, 1, 2]),
+    (5120, 13824, SCALED, [192, 4, 1]), (28672, 4096, SCALED, [128, 1, 1]), (2048, 8192, SCALED, [64, 4, 1]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FASTEST_OF_32, ids=str)
+def test_32_exact_tokens_have_the_tile_that_was_the_fastest(row: tuple[int, int, dict[str, Any], list[int]]) -> None:
+    n, k, how, tile = row
+    spec = PackedGemm.best(32, n=n, k=k, programmatic=True, **how)
+    assert [spec.tile_rows, spec.split, spec.slices] == tile
+    assert supports(spec, WHERE)
+
+
+GIVEN: tuple[dict[str, Any], ...] = (
+    {"tile_rows": 256}, {"share": 2}, {"split": 3}, {"stream": True}, {"share": 2, "split": 3}, {"slices": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [8, 32, 64, 300])
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_what_is_given_of_a_tile_stays(rows: int, given: dict[str, Any], programmatic: bool) -> None:
+    fields = {"n": 4096, "k": 4096, "precision": "fast", "out_dtype": bf16, "programmatic": programmatic}
+    spec = PackedGemm.best(rows, **fields, **given)
+    assert {name: getattr(spec, name) for name in given} == given
+    assert supports(spec, WHERE)
+
+
 @pytest.mark.parametrize("rows", [1, 8, 9, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (8, 4096), (100, 192), (151936, 64), (130, 128000)])
 def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -> None:
@@ -244,14 +277,11 @@ SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
     (32, {"n": 5120, "k": 1536, "gated": True, "activation": "silu"}, False),
     (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu", "precision": "exact"}, False),
     (32, {"n": 5632, "k": 2048, "gated": True, "activation": "silu", "precision": "exact"}, True),
-    (32, {"n": 6144, "k": 4096, "precision": "exact"}, True),
-    (64, {"n": 6144, "k": 4096, "precision": "exact"}, False),
-    (32, {"n": 4096, "k": 4096, "precision": "exact"}, False),
     (64, {"n": 4096, "k": 4096, "weights": "q8_0"}, True),
     (64, {"n": 28672, "k": 4096, "weights": "q8_0"}, False),
     (64, {"n": 4096, "k": 4096, "weights": "q4_k"}, False),
-    (32, {"n": 4096, "k": 4096, "weights": "e4m3_channel", "x_dtype": e4m3}, True),
-    (32, {"n": 1536, "k": 8960, "weights": "e4m3_channel", "x_dtype": e4m3}, False),
+    (64, {"n": 4096, "k": 4096, "weights": "e4m3_channel", "x_dtype": e4m3}, True),
+    (64, {"n": 1536, "k": 8960, "weights": "e4m3_channel", "x_dtype": e4m3}, False),
     (32, {"n": 4096, "k": 4096, "weights": "e4m3_block", "x_dtype": e4m3}, False),
 )
 

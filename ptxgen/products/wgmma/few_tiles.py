@@ -1,5 +1,5 @@
-"""Which tile is likely the fastest for up to 64 tokens of 16-bit weights as they lie, launched programmatically one
-after the other: µs as they were measured on an H200.
+"""Which tile is likely the fastest for up to 64 tokens of weights as they lie, launched programmatically one after the
+other: µs as they were measured on an H200.
 
 Three things go on side by side, and a launch takes a little more than the longest: the read of all weights, the read of
 those of the busiest multiprocessor, which brings some 45 bytes a nanosecond, and its warps' work. So it matters most
@@ -9,13 +9,16 @@ that tiles are about as many as multiprocessors, or many times as many.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ptxgen.dtypes import f16
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.shape import CLUSTERS, PROCESSORS
-from ptxgen.products.wgmma.tokens import COLUMNS, GROUP, ROW_BYTES, TOKENS
+from ptxgen.products.wgmma.tokens import GROUP, ROW_BYTES, TOKENS
+from ptxgen.weights.f16 import Half
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -24,58 +27,104 @@ P = TypeVar("P", bound="PackedProduct")
 
 
 class Pace(NamedTuple):
-    """Of a CTA: µs of 64 columns, without tokens and of each, and the thousands of bytes of weights that it is brought
-    in a µs."""
+    """Of a CTA: µs of 128 bytes of a row, without tokens and of each."""
 
     columns: float
     token: float
-    rate: float
 
 
-# by rows and warpgroups that share k
-PACES = {
-    (64, 1): Pace(0.1, 0.0008, 47),
-    (128, 1): Pace(0.095, 0.002, 46),
-    (192, 1): Pace(0, 0, 42),
-    (64, 2): Pace(0.035, 0.0014, 48),
-}
+class Costs(NamedTuple):
+    """Of one way to multiply. `least`, `most`: rows of x that were measured, `split`: CTAs that shared k at most;
+    `tile`, `adding`: µs of 128 rows by 64 tokens' results, and of adding up those that CTAs share; `paces`: by rows and
+    warpgroups that share k."""
+
+    least: int
+    most: int
+    split: int
+    tile: float
+    adding: float
+    paces: dict[tuple[int, int], Pace]
+
+
+COSTS = {
+    "fast": Costs(1, 64, 8, 0.6, 0.5, {
+        (64, 1): Pace(0.1, 0.0008), (128, 1): Pace(0.095, 0.002), (192, 1): Pace(0, 0), (64, 2): Pace(0.035, 0.0014),
+    }),
+    "exact": Costs(9, 32, 4, 1.9, 2.4, {
+        (64, 1): Pace(0.17, 0.0015), (128, 1): Pace(0.1, 0.005), (192, 1): Pace(0, 0), (64, 2): Pace(0.077, 0.0035),
+    }),
+    "scaled": Costs(9, 32, 4, 0, 2.3, {
+        (64, 1): Pace(0.094, 0.004), (128, 1): Pace(0.096, 0.0015), (192, 1): Pace(0, 0), (64, 2): Pace(0.092, 0.0013),
+    }),
+}  # fmt: skip
+# thousands of bytes of weights that a CTA is brought in a µs, by rows and warpgroups that share k
+RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
+WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
+KEPT = 16  # tokens of slices in e4m3 up to which weights leave the L2 first
 SPLITS = (1, 2, 3, 4, 8)
 FEWEST_STEPS = 2  # tiles of k of a CTA
 MEMORY = 4700.0  # thousands of bytes that the memory gives in a µs
 BEFORE = 0.5  # of a ring is full before a launch has its tokens
 POWER = 4  # of the mean of what goes on side by side
-BEGIN, TURN, TILE = 1.0, 0.4, 0.6  # µs of a launch, of a further turn, and of 128 rows by 64 tokens' results
-ADDING, ADDING_TILE = {1: 0, 2: 0.6, 3: 0.2, 4: 0.4, 8: 0.4}, 0.5  # of CTAs that add up sums, and of such a tile's
+BEGIN, TURN = 1.0, 0.4  # µs of a launch, and of a further turn
+ADDING = {1: 0, 2: 0.6, 3: 0.2, 4: 0.4, 8: 0.4}  # of CTAs that share k
 LARGE = 128 * 64
 
 
-def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
+def multiplied(spec: PackedProduct) -> str:
+    """How a spec's numbers are multiplied: "fast" and "exact" weights of 16 bits as they are, "scaled" ones in e4m3
+    with a scale a row, "widened" ones of 8 bits; "" for others."""
+    if isinstance(spec.kind, Half):
+        return spec.precision if spec.straight else ""
+    if spec.scaled:
+        return "" if spec.in_blocks or spec.promoted else "scaled"
+    return "widened" if spec.weights in WIDENED and spec.precision == "fast" and spec.x_dtype != f16 else ""
+
+
+def fastest(spec: P, fields: dict[str, Any], rows: int) -> P | None:
+    """The candidate that takes the shortest time, in place of a legal spec with these fields; None: of that nothing was
+    measured."""
+    costs = COSTS.get(multiplied(spec))
+    given = fields.keys() & {"tile_rows", "split", "share", "stream", "carried", "slices"}
+    if costs is None or not fields.get("programmatic") or spec.gated or spec.packed_out or given:
+        return None
+    if not costs.least <= rows <= costs.most:
+        return None
+    found = candidates(type(spec), fields, rows, costs)
+    chosen = min(found, key=lambda each: microseconds(each, rows), default=None)
+    if chosen is None or "evict_first" in fields:
+        return chosen
+    return replace(chosen, evict_first=chosen.slices == 1 or not chosen.scaled or chosen.tokens <= KEPT)
+
+
+def candidates(kernel: type[P], fields: dict[str, Any], rows: int, costs: Costs) -> Iterator[P]:
     """Legal specs of a kernel type with these fields, whose tiles differ; CTAs share k where there is one for each."""
     counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= rows][:1]
-    for count, (tile_rows, slices), split in product(counts, PACES, SPLITS):
-        if split > 1 and (slices > 1 or -(-fields["n"] // tile_rows) * split > PROCESSORS):
-            continue
-        if fields["k"] < FEWEST_STEPS * split * COLUMNS and split > 1:
+    for count, (tile_rows, slices), split in product(counts, costs.paces, SPLITS):
+        if split > 1 and (slices > 1 or split > costs.split or -(-fields["n"] // tile_rows) * split > PROCESSORS):
             continue
         tile = {"tokens": max(count, 2 * GROUP) if slices > 1 else count, "tile_rows": tile_rows, "split": split}
         try:
-            yield kernel(**{**tile, "share": 1, "slices": slices, **fields})
+            spec = kernel(**{**tile, "share": 1, "slices": slices, **fields})
         except SpecError:
             continue
+        if split == 1 or spec.k >= FEWEST_STEPS * split * spec.columns:
+            yield spec
 
 
 def microseconds(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
-    at = Geometry.of(spec)
-    shape, pace = at.shape, PACES[at.rows, at.shape.slices]
+    at, costs = Geometry.of(spec), COSTS[multiplied(spec)]
+    shape, tile = at.shape, (at.rows, at.shape.slices)
+    pace = costs.paces[tile]
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     turns = -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
     beside = min(shape.resident, -(-clusters * shape.split // PROCESSORS))  # CTAs that share a multiprocessor
-    steps = turns * beside * spec.k / COLUMNS / shape.split
+    steps = turns * beside * spec.k / spec.columns / shape.split
     work = steps * (pace.columns + pace.token * at.tokens)
-    brought = max(0.0, steps * at.rows * ROW_BYTES - BEFORE * at.stages * at.stage_bytes) / (1000 * pace.rate)
+    brought = max(0.0, steps * at.rows * ROW_BYTES - BEFORE * at.stages * at.stage_bytes) / (1000 * RATES[tile])
     read = spec.kind.nbytes(spec.n, spec.k) / (1000 * MEMORY)
     longest: float = (work**POWER + brought**POWER + read**POWER) ** (1 / POWER)
     large = at.rows * at.tokens / LARGE
-    adding = ADDING[shape.split] + (ADDING_TILE * large if shape.split > 1 else 0)
-    return longest + BEGIN + TURN * (turns - 1) + TILE * large + adding
+    adding = ADDING[shape.split] + (costs.adding * large if shape.split > 1 else 0)
+    return longest + BEGIN + TURN * (turns - 1) + costs.tile * large + adding

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ptxgen.dtypes import e4m3, f16, f32
+from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma import few_tiles
 from ptxgen.products.wgmma.geometry import Geometry
@@ -88,17 +88,13 @@ MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1),)
 TILE = ("tokens", "tile_rows", "split", "share", "slices")
 # Tiles of few tokens that two warpgroups with the same rows (`slices`) were measured to beat, in programmatic launches:
 # how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights and columns
-# from, CTAs that share k from and to; whether weights leave the L2 first. Of other 16-bit weights `few_tiles.py` says
-# so.
+# from, CTAs that share k from and to; whether weights leave the L2 first. Of others `few_tiles.py` says so.
 SLICED = (
     ("fast", True, 9, 64, 176, 0, 1, 8, True),
-    ("exact", False, 9, 32, 96, 0, 1, 8, True),
     ("exact", True, 9, 32, 176, 2048, 1, 8, True),
-    ("scaled", False, 9, 16, 96, 0, 1, 2, False),
-    ("scaled", False, 17, 64, 32, 0, 1, 2, False),
+    ("scaled", False, 33, 64, 32, 0, 1, 2, False),
     ("widened", False, 33, 64, 32, 0, 2, 2, False),
 )
-WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -274,20 +270,11 @@ def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
         return spec
 
 
-def _multiplied(spec: PackedProduct) -> str:
-    """How a spec's numbers are multiplied, as `SLICED` has it; "" for what it does not have."""
-    if isinstance(spec.kind, Half):
-        return spec.precision if spec.straight else ""
-    if spec.scaled:
-        return "" if spec.in_blocks or spec.promoted else "scaled"
-    return "widened" if spec.weights in WIDENED and spec.precision == "fast" and spec.x_dtype != f16 else ""
-
-
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec, or in its place the one whose two warpgroups share k, where that was seen to gain."""
     if not fields.get("programmatic") or fields.keys() & {*TILE[1:], "stream", "carried"}:
         return spec
-    how, split, blocks = _multiplied(spec), Geometry.of(spec).shape.split, spec.parts * -(-spec.n // 64)
+    how, split, blocks = few_tiles.multiplied(spec), Geometry.of(spec).shape.split, spec.parts * -(-spec.n // 64)
     for kind, gated, least, most, blocks_from, columns, split_from, split_to, once in SLICED:
         known = (kind, gated) == (how, spec.gated) and least <= rows <= most
         if known and blocks >= blocks_from and spec.k >= columns and split_from <= split <= split_to:
@@ -301,13 +288,9 @@ def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
 
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
-    fewer times. Of up to 64 tokens `few_tiles.py` has another measure."""
+    fewer times. Of a few tokens `few_tiles.py` has another measure."""
     if tile := _measured(fields, rows):
         return _once(kernel(**fields | tile), fields, rows)
-    if rows <= MOST_ROWS_FIRST and _plain(fields) and fields.get("programmatic"):
-        few = few_tiles.candidates(kernel, fields, rows)
-        chosen = min(few, key=lambda spec: few_tiles.microseconds(spec, rows), default=None)
-        return _once(chosen or kernel(**fields), fields, rows)
     found = list(candidates(kernel, fields, rows))
     if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
         found = [spec for spec in found if Geometry.of(spec).pipelined] or found
@@ -315,4 +298,5 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
-    return _sliced(_once(chosen, fields, rows), fields, rows)
+    few = few_tiles.fastest(chosen, fields, rows)
+    return few or _sliced(_once(chosen, fields, rows), fields, rows)
