@@ -12,6 +12,7 @@ from benchmarks.report.rows import runs
 from benchmarks.report.selection import (
     commit_of,
     commits_of,
+    newest_of_models,
     newest_rows,
     newest_tokens,
     rows_alone,
@@ -121,9 +122,9 @@ def _part(title: str, about: str, table: str) -> Iterator[str]:
 
 
 def first_tokens() -> Iterable[str]:
-    """The time to the first token of prompts in bf16 beside transformers: of the newest run that has both."""
+    """The time to the first token of prompts in bf16 beside transformers: of each model's newest run that has both."""
     peers = ("transformers-cudnn", "transformers-cudnn, graph")
-    rows = rows_measured("prompt", peers[0])
+    rows = newest_of_models("prompt", peers[0])
     cases: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
         cases.setdefault((row["case"]["model"], row["case"]["tokens"]), {})[row["impl"]] = row["us"] / 1e3
@@ -134,7 +135,7 @@ def first_tokens() -> Iterable[str]:
         lines.append([model, str(count), *cells, f"{times:.2f}"])
     yield from _part(
         "The first token of a prompt in bf16: ms beside transformers with cuDNN's attention",
-        f"`graph`: the same call replayed from a CUDA graph. `times`: the faster of both ÷ ours. {commit_of(rows)}",
+        f"`graph`: the same call replayed from a CUDA graph. `times`: the faster of both ÷ ours. {commits_of(rows)}",
         table(["model", "tokens", "ptxgen-fast", *peers, "times"], lines),
     )
 

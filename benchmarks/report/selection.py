@@ -22,6 +22,16 @@ def rows_measured(bench: str, impl: str = "", without: Sequence[str] = ()) -> li
     return [row for row in chosen if "us" in row]
 
 
+def newest_of_models(bench: str, impl: str) -> list[dict[str, Any]]:
+    """Of every model the timed rows of the last whole run that has it by `impl`."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for rows in runs(bench).values():
+        for model in {row["case"]["model"] for row in rows if row["impl"] == impl and "us" in row}:
+            if not rows[-1].get("partial"):
+                found[model] = [row for row in rows if row["case"]["model"] == model and "us" in row]
+    return [row for model in sorted(found) for row in found[model]]
+
+
 def newest_rows(bench: str) -> list[dict[str, Any]]:
     """Of every model in every weights the timed rows of the last whole run that has it."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
