@@ -235,7 +235,7 @@ EXACT: dict[str, Any] = {"precision": "exact"}
 SCALED: dict[str, Any] = {"precision": "fast", "weights": "e4m3_channel", "x_dtype": e4m3}
 FASTEST_OF_32: tuple[tuple[int, int, dict[str, Any], list[int]], ...] = (
     (2048, 8192, EXACT, [64, 3, 1]), (4096, 4096, EXACT, [64, 2, 1]), (5120, 13824, EXACT, [192, 4, 1]),
-    (12288, 4096, EXACT, [192, 2, 1]), (17920, 1536, EXACT, [64, 1, 2]), (4096, 4096, SCALED, [64, 1, 2]),
+    (12288, 4096, EXACT, [192, 2, 1]), (17920, 1536, EXACT, [64, 1, 2]), (6144, 4096, SCALED, [64, 1, 2]),
     (5120, 13824, SCALED, [192, 4, 1]), (28672, 4096, SCALED, [128, 1, 1]), (2048, 8192, SCALED, [64, 4, 1]),
 )  # fmt: skip
 
