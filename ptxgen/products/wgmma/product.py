@@ -67,7 +67,7 @@ class PackedProduct(Weighted):
     slices: int = field(
         default=1,
         later=True,
-        draws=lambda drawn: (1, 1 + (drawn["tokens"] % (2 * packed.GROUP) == 0)),
+        draws=lambda drawn: (1, 1 + (drawn.get("tokens", 0) % (2 * packed.GROUP) == 0)),
         doc="warpgroups of a CTA that have the same 64 rows and share each stage's k",
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
