@@ -290,7 +290,8 @@ class PackedGemm(PackedProduct):
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
         """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
-        fields, `tile_rows`, `split`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
+        fields, and so `tile_rows`, `split`, `share`, `stream`, `slices`, `carried`, `evict_first`. PackTokens needs the
+        same `tokens`. Raises `SpecError` where there is none."""
         from ptxgen.products.wgmma.tiles import best
 
         return best(cls, fields, rows)

@@ -45,17 +45,15 @@ def step_program(
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the
-    others are, and with exact precision however many there are. `choice` of the token: "greedy" the likeliest,
-    "sample" by the rows' settings, "penalise" by the sequences' own tokens, too; "none" is of a prompt's rows that
-    others follow: their keys and values alone. `page_size`: the cache of a batch lies in so many `pages` of so many
-    positions, and `page_table` says which are whose; `page_layout` is the order of their axes. `rings`: layers with a
-    window keep rings with room for appends of up to so many rows. `precision` of several rows: "exact" as f32 is; where
-    the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3 before products with weights in
-    e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others; up to eight rows before K-quants
-    stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch memory for a layer's keys and
-    values in 16 bits, where that is faster.
-
-    Raises `SpecError` naming what is not covered.
+    others are, and with exact precision however many there are. `choice` of the token: "greedy" the likeliest, "sample"
+    by the rows' settings, "penalise" by the sequences' own tokens, too; "none" is of a prompt's rows that others
+    follow, and ends with the last layer's keys and values. `page_size`: the cache of a batch lies in so many `pages` of
+    so many positions, and `page_table` says which are whose; `page_layout` is the order of their axes. `rings`: layers
+    with a window keep rings with room for appends of up to so many rows. `precision` of several rows: "exact" as f32
+    is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3 before products with
+    weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others; up to eight rows
+    before K-quants stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch memory for a
+    layer's keys and values in 16 bits, where that is faster. Raises `SpecError` naming what is not covered.
     """
     if step not in STEPS:
         raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")

@@ -250,6 +250,7 @@ def test_32_exact_tokens_have_the_tile_that_was_the_fastest(row: tuple[int, int,
 
 GIVEN: tuple[dict[str, Any], ...] = (
     {"tile_rows": 256}, {"share": 2}, {"split": 3}, {"stream": True}, {"share": 2, "split": 3}, {"slices": 1},
+    {"slices": 2},
 )  # fmt: skip
 
 
@@ -261,6 +262,30 @@ def test_what_is_given_of_a_tile_stays(rows: int, given: dict[str, Any], program
     spec = PackedGemm.best(rows, **fields, **given)
     assert {name: getattr(spec, name) for name in given} == given
     assert supports(spec, WHERE)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, EXACT, {**EXACT, "gated": True, "activation": "silu"}, {"weights": "q8_0"}, SCALED]
+)
+def test_slices_are_had_by_asking_for_them(how: dict[str, Any]) -> None:
+    for rows in (1, 8, 17, 32):
+        spec = PackedGemm.best(rows, **{"n": 2048, "k": 8192, "precision": "fast", "slices": 2, **how})
+        assert (spec.slices, Geometry.of(spec).shape.slices) == (2, 2)
+        assert supports(spec, WHERE)
+
+
+@pytest.mark.parametrize("how", [{"precision": "fast"}, EXACT, SCALED])
+def test_weights_that_several_tiles_of_tokens_read_stay_in_the_l2(how: dict[str, Any]) -> None:
+    fields = {"n": 4096, "k": 4096, "programmatic": True, **how}
+    assert not PackedGemm.best(32, **fields, tokens=16).evict_first
+    assert PackedGemm.best(16, **fields, tokens=16).evict_first
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("n", [1, 64, 96])
+def test_tiles_have_no_rows_that_are_not_there(n: int, rows: int) -> None:
+    for how in ({"precision": "fast"}, EXACT, SCALED):
+        assert PackedGemm.best(rows, n=n, k=2048, programmatic=True, **how).tile_rows <= -(-n // 64) * 64
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 33, 64])

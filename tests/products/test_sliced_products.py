@@ -104,7 +104,7 @@ def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"tile_rows": 128}, {"split": 2}, {"tokens": 104}, {"k": 320}, {"precision": "exact"}, {"weights": "q4_k"},
-     {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"carried": True}, {"split": 0},
+     {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"carried": True},
      {"gated": True, "activation": "silu", "tile_rows": 256},
      {"weights": "q4_k", "tokens": 16, "x_dtype": "f16", "by_row": True}],
     ids=str,

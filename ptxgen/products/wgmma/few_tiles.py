@@ -70,7 +70,7 @@ BEFORE = 0.5  # of a ring is full before a launch has its tokens
 POWER = 4  # of the mean of what goes on side by side
 BEGIN, TURN = 1.0, 0.4  # µs of a launch, and of a further turn
 ADDING = {1: 0, 2: 0.6, 3: 0.2, 4: 0.4, 8: 0.4}  # of CTAs that share k
-LARGE = 128 * 64
+LARGE, LEAST_ROWS = 128 * 64, 64
 
 
 def multiplied(spec: PackedProduct) -> str:
@@ -96,13 +96,16 @@ def fastest(spec: P, fields: dict[str, Any], rows: int) -> P | None:
     chosen = min(found, key=lambda each: microseconds(each, rows), default=None)
     if chosen is None or "evict_first" in fields:
         return chosen
-    return replace(chosen, evict_first=chosen.slices == 1 or not chosen.scaled or chosen.tokens <= KEPT)
+    alone = rows <= chosen.tokens  # else other CTAs read the same weights
+    return replace(chosen, evict_first=alone and (chosen.slices == 1 or not chosen.scaled or chosen.tokens <= KEPT))
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int, costs: Costs) -> Iterator[P]:
     """Legal specs of a kernel type with these fields, whose tiles differ; CTAs share k where there is one for each."""
     counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= rows][:1]
     for count, (tile_rows, slices), split in product(counts, costs.paces, SPLITS):
+        if tile_rows - LEAST_ROWS >= fields["n"]:
+            continue  # rows that are not there were not measured
         if split > 1 and (slices > 1 or split > costs.split or -(-fields["n"] // tile_rows) * split > PROCESSORS):
             continue
         tile = {"tokens": max(count, 2 * GROUP) if slices > 1 else count, "tile_rows": tile_rows, "split": split}

@@ -84,7 +84,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     rows = parts * spec.kind.records(spec.n) * TILE_ROWS
     wide = spec.kind.tile_k == WIDE_TILE
     tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
-    usual = TALL if tall else 64 * parts if few else 128 * parts
+    usual = TALL if tall and spec.slices == 1 else 64 * parts if few or spec.slices > 1 else 128 * parts
     tile_rows, split = spec.tile_rows or usual, spec.split
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     blocks = max(parts, tile_rows // (64 * groups))
@@ -92,7 +92,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         apart = parts > 1 and (stores_halves(spec) or tile_rows == 64 * parts)  # a block of gate and one of up
         groups = max(1, tile_rows // (64 * parts if apart else 64))  # while one converts weights another's products run
         blocks = parts if apart else 1
-    alone = few and spec.share <= 1 and not spec.stream
+    alone = few and spec.share <= 1 and not spec.stream and spec.slices == 1
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS

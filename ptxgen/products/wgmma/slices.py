@@ -32,7 +32,7 @@ def refusal(spec: PackedProduct) -> str:
     plain = spec.straight and not spec.scaled and spec.precision == "fast"
     other = spec.by_row or spec.stream or spec.carried or spec.kind.tile_k % spec.columns
     even = spec.kind.tiles(spec.k) % SLICES == 0 and spec.tokens % (SLICES * OCTET) == 0
-    one = (spec.tile_rows, spec.split) == (64 * spec.parts, 1)
+    one = spec.tile_rows in (0, 64 * spec.parts) and spec.split in (0, 1)
     if (plain or spec.tokens <= MOST_ROWS_FIRST) and one and even and not other:
         return ""
     return (
