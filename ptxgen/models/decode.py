@@ -212,10 +212,10 @@ class _Step(AttentionOfStep):
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 
     def _gates_halves(self, kinds: Sequence[str]) -> bool:
-        """Whether the product of gate and up reads bf16 digits."""
-        weights = 2 * self.model.hidden * self.model.dim
-        left = self.at(self.model.block.mlp_norm) in self.normed
-        return left or self.halves(kinds[:2], weights, self.model.dim, normed=True)
+        """Whether the product of gate and up reads bf16 digits: those of a norm, which not every model has there."""
+        norm, weights = self.model.block.mlp_norm, 2 * self.model.hidden * self.model.dim
+        left = self.at(norm) in self.normed
+        return bool(norm) and (left or self.halves(kinds[:2], weights, self.model.dim, normed=True))
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""

@@ -65,6 +65,20 @@ def test_every_family_has_every_step(family: str, step: str) -> None:
     assert program.tensors["logits"].shape == (4 if step == "batch" else 1, spec.shape.vocab)
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_every_family_of_a_real_width_has_steps_of_several_rows(family: str, precision: str) -> None:
+    """Products of 2^24 weights and more go ways of their own."""
+    spec = small_spec(family, hidden_size=2048, intermediate_size=8192, head_dim=128)
+    for step, rows in (("batch", 2), ("batch", 8), ("batch", 16), ("batch", 32), ("prefill", 100)):
+        for weights in ("bf16", "q4_k"):
+            program = step_program(
+                spec, weights, step, rows=rows, target="sm_90a", programmatic=True, precision=precision
+            )
+            roles = [op.role for op in program.ops]
+            assert roles.count("down_proj") == spec.shape.n_layers
+
+
 def test_a_decode_step_takes_few_kernels() -> None:
     for family in CONFIGS:
         program = step_program(small_spec(family), "f16", target="sm_90", programmatic=True)
