@@ -198,6 +198,13 @@ def test_rows_of_16_bits_that_leave_eight_at_a_time(
         (20, {"n": 330, "k": 2048, "tokens": 16, "split": 8, "tile_rows": 128, "indirect": True}),
         (20, {"n": 130, "k": 1024, "tokens": 16, "split": 2, "tile_rows": 128, "precision": "exact"}),
         (20, {"n": 200, "k": 1024, "tokens": 8, "split": 2, "tile_rows": 192, "precision": "exact"}),
+        (65, {"n": 200, "k": 1088, "tokens": 64, "split": 3, "tile_rows": 64, "out_dtype": "bf16"}),
+        (9, {"n": 136, "k": 448, "tokens": 8, "split": 3, "tile_rows": 128, "residual": True}),
+        (33, {"n": 100, "k": 1024, "tokens": 32, "split": 3, "tile_rows": 64, "precision": "exact", "bias": True}),
+        (31, {"n": 200, "k": 1024, "tokens": 32, "split": 3, "tile_rows": 192, "precision": "exact"}),
+        (17, {"n": 130, "k": 1152, "weights": "e4m3_channel", "x_dtype": "e4m3", "tokens": 16, "split": 3}),
+        (33, {"n": 264, "k": 640, "tokens": 32, "split": 3, "share": 2, "tile_rows": 64, "indirect": True}),
+        (16, {"n": 256, "k": 512, "tokens": 16, "split": 3, "packed_out": True, "gated": True, "activation": "silu"}),
         (
             20,
             {

@@ -149,6 +149,8 @@ def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     if not spec.converts:
         return False
     if spec.precision == "exact":
+        if shape.groups == 1 and spec.gated and shape.split > 1:
+            return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
         return shape.groups == 3 and tokens >= EXACT_TIGHT and not isinstance(spec.kind, Half)
     if shape.groups == 2:
         return spec.stream and tokens * shape.blocks >= FEWEST_TIGHT[2]
@@ -162,6 +164,7 @@ def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     activated = spec.activation and (shared or spec.out_dtype != f32)
     beside = bool(spec.residual or activated or (spec.bias and shared))
     more = spec.weights == "int4_g32" and spec.residual and shared
+    more = more or (spec.weights == "q6_k" and spec.residual and shape.split > 1)
     return spec.weights == "q5_k" or (spec.kind.has_mins and beside) or more
 
 
