@@ -144,8 +144,9 @@ def _pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fac
 
 def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for sums and weights on their way to products: of two warpgroups that share k
-    evenly, and of three, where 13 warps have 128 each: ptxas spilled 4 to 32 bytes. Of 128 tokens without
-    `stream` what was clean there stays as it is, but for some of q5_k and of packed results of an activation."""
+    evenly, of three, where 13 warps have 128 each, and of one with exact gate and up of int4_g128 whose k CTAs share:
+    ptxas spilled 4 to 56 bytes. Of 128 tokens without `stream` what was clean there stays as it is, but for some of
+    q5_k and of packed results of an activation."""
     if not spec.converts:
         return False
     if spec.precision == "exact":
