@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -24,6 +23,7 @@ from benchmarks.packed_products import TARGET
 from benchmarks.products import Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.schedule import as_there_is_time
 from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
@@ -132,14 +132,9 @@ def _cublas(case: Case, x: Any, count: int) -> list[Any]:
 
 def main(run: Run, given: argparse.Namespace) -> None:
     """As many cases as there is time for, in a random order."""
-    ends = time.monotonic() + given.seconds
     chosen = [case for case in cases() if not given.how or case["how"] in given.how.split(",")]
     random.shuffle(chosen)
-    for case in chosen:
-        if time.monotonic() > ends:
-            print("no time for", case, flush=True)
-            continue
-        measure(run, case)
+    as_there_is_time(run, chosen, measure, given.seconds)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

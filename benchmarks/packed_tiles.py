@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +25,7 @@ from benchmarks.packed_products import BYTES, FEW, MANY, NODES, ROWS, TARGET
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.schedule import as_there_is_time
 from ptxgen.dtypes import bf16
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
@@ -124,14 +124,9 @@ def measure(run: Run, case: Case) -> None:
 
 def main(run: Run, given: argparse.Namespace) -> None:
     """As many cases as there is time for, in a random order."""
-    ends = time.monotonic() + given.seconds
     chosen = [case for case in cases() if not given.tokens or str(case["m"]) in given.tokens.split(",")]
     random.shuffle(chosen)
-    for case in chosen:
-        if time.monotonic() > ends:
-            print("no time for", case, flush=True)
-            continue
-        measure(run, case)
+    as_there_is_time(run, chosen, measure, given.seconds)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -25,6 +25,16 @@ def in_time(cases: Sequence[T], ends: float) -> Iterator[T]:
         yield case
 
 
+def as_there_is_time(run: Run, cases: Sequence[Case], measure: Callable[[Run, Case], None], seconds: float) -> None:
+    """Measure cases until so many seconds have gone, and name those that then find no time."""
+    ends = time.monotonic() + seconds
+    for case in cases:
+        if time.monotonic() > ends:
+            print("no time for", case, flush=True)
+            continue
+        measure(run, case)
+
+
 @dataclass(frozen=True)
 class Task:
     """Something that adds rows for `case` and `impl`. `seconds`: about what it takes. `ready`: whether it can begin;

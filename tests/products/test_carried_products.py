@@ -10,7 +10,6 @@ import pytest
 
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
-from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
 from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS
 from ptxgen.products.wgmma import shape, tokens
@@ -24,14 +23,6 @@ from tests.tools.mutations import SpecSubject
 
 PLAIN: dict[str, Any] = {"precision": "fast", "out_dtype": "bf16", "carried": True}
 TILES = ((128, 256), (128, 192), (128, 128), (64, 256), (192, 128))  # rows and tokens
-
-
-@pytest.fixture
-def few_processors(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A CTA goes on to further tiles."""
-    monkeypatch.setattr(shape, "PROCESSORS", 2)
-    yield
-    clear_cache()
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import shape
 from ptxgen.products.wgmma.geometry import Geometry
 from tests.support.packed_products import tried
 from tests.support.sweep import examples
@@ -22,14 +20,7 @@ DRAWS, SWEPT = 6, 60
 FAST = 5e-3  # faults of these kinds are deadlocks, findings, or far off; "exact" has the limits of its spec
 
 Fields = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def few_processors(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A CTA goes on to further tiles."""
-    monkeypatch.setattr(shape, "PROCESSORS", 2)
-    yield
-    clear_cache()
+pytestmark = pytest.mark.usefixtures("few_processors")
 
 
 def carried(rng: random.Random, turn: int) -> Fields:

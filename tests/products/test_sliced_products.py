@@ -9,9 +9,7 @@ import pytest
 
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
-from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import shape
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
@@ -21,14 +19,6 @@ from tests.support.packed_products import FAST, WHERE, tried
 from tests.tools.mutations import SpecSubject
 
 SLICED: dict[str, Any] = {"precision": "fast", "tile_rows": 64, "split": 1, "slices": 2}
-
-
-@pytest.fixture
-def few_processors(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A CTA goes on to further tiles."""
-    monkeypatch.setattr(shape, "PROCESSORS", 2)
-    yield
-    clear_cache()
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
