@@ -53,7 +53,9 @@ def step_program(
     is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3 before products with
     weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others; up to eight rows
     before K-quants stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch memory for a
-    layer's keys and values in 16 bits, where that is faster. Raises `SpecError` naming what is not covered.
+    layer's keys and values in 16 bits, where that is faster.
+
+    Raises `SpecError` naming what is not covered.
     """
     if step not in STEPS:
         raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.draft import Draft
-from ptxgen.models.program import Pairs, Part, Ref
+from ptxgen.models.program import Pairs, Part, Ref, Tensor
 from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
@@ -76,6 +76,10 @@ class Products(Draft):
         """Whether so many rows go through the kernels of one token, whose sums have another order than others."""
         return rows == 1 and not self.batch_invariant
 
+    def _held(self, of: str | Ref) -> Tensor:
+        """A tensor, or the one that something is a part of."""
+        return self.tensors[of.tensor if isinstance(of, Ref) else of]
+
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
         return Part(self.at(name), self.model.products()[name][0], self._pairs(name))
@@ -105,7 +109,7 @@ class Products(Draft):
         """x `[rows, k]` times a matrix `[n, k]`; `norm` is the name of an RMS norm before it; `beside`: what else the
         kernel gets."""
         rows = rows or self.rows
-        held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
+        held = self._held(weight)
         given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out, **(beside or {})}
         if norm and self.is_token(rows):
             fields |= self._norm_fields()
@@ -159,7 +163,7 @@ class Products(Draft):
         """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.is_token(self.rows):
-            if self.tensors[x if isinstance(x, str) else x.tensor].dtype == f32:
+            if self._held(x).dtype == f32:
                 return x, norm
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         assert isinstance(x, str), "several rows are a tensor of their own"
@@ -304,7 +308,7 @@ class Products(Draft):
         group, by_row = self.scale_group(kinds, k), self.integers(kinds, k)
         out = self._packed_rows(role, k, tokens, f16 if by_row else bf16 if group is None else e4m3)
         given: dict[str, str | Ref] = {"x": x, "out": out}
-        source = self.tensors[x if isinstance(x, str) else x.tensor].dtype
+        source = self._held(x).dtype
         fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self._rounding, "src_dtype": source}
         if group is not None:
             shape = self._extents(scale_shape(k, tokens, group))

@@ -62,6 +62,7 @@ COSTS = {
 # thousands of bytes of weights that a CTA is brought in a µs, by rows and warpgroups that share k
 RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
 WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
+TILE = frozenset({"tile_rows", "split", "share", "stream", "carried", "slices"})  # fields of a tile, but for tokens
 KEPT = 16  # tokens of slices in e4m3 up to which weights leave the L2 first
 SPLITS = (1, 2, 3, 4, 8)
 FEWEST_STEPS = 2  # tiles of k of a CTA
@@ -83,12 +84,16 @@ def multiplied(spec: PackedProduct) -> str:
     return "widened" if spec.weights in WIDENED and spec.precision == "fast" and spec.x_dtype != f16 else ""
 
 
+def is_open(fields: dict[str, Any]) -> bool:
+    """Whether a launch is programmatic, as those that were measured, and nothing of its tile is given but tokens."""
+    return bool(fields.get("programmatic")) and not fields.keys() & TILE
+
+
 def fastest(spec: P, fields: dict[str, Any], rows: int) -> P | None:
     """The candidate that takes the shortest time, in place of a legal spec with these fields; None: of that nothing was
     measured."""
     costs = COSTS.get(multiplied(spec))
-    given = fields.keys() & {"tile_rows", "split", "share", "stream", "carried", "slices"}
-    if costs is None or not fields.get("programmatic") or spec.gated or spec.packed_out or given:
+    if costs is None or spec.gated or spec.packed_out or not is_open(fields):
         return None
     if not costs.least <= rows <= costs.most:
         return None

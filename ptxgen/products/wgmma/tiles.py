@@ -272,15 +272,15 @@ def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
 
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec, or in its place the one whose two warpgroups share k, where that was seen to gain."""
-    if not fields.get("programmatic") or fields.keys() & {*TILE[1:], "stream", "carried"}:
+    if not few_tiles.is_open(fields):
         return spec
     how, split, blocks = few_tiles.multiplied(spec), Geometry.of(spec).shape.split, spec.parts * -(-spec.n // 64)
     for kind, gated, least, most, blocks_from, columns, split_from, split_to, once in SLICED:
         known = (kind, gated) == (how, spec.gated) and least <= rows <= most
         if known and blocks >= blocks_from and spec.k >= columns and split_from <= split <= split_to:
-            tile = {"tile_rows": 64 * spec.parts, "split": 1, "share": 1, "slices": 2, "evict_first": once}
+            first = fields.get("evict_first", once)
             try:
-                return replace(spec, **tile | {name: fields[name] for name in ("evict_first",) if name in fields})
+                return replace(spec, tile_rows=64 * spec.parts, split=1, share=1, slices=2, evict_first=first)
             except SpecError:
                 return spec  # of the tokens that are given
     return spec
@@ -298,7 +298,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         found = [spec for spec in found if Geometry.of(spec).pipelined] or found
     if not found:
         return kernel(**fields)  # raises with the reasons, or is legal as it is
+    if few := few_tiles.fastest(found[0], fields, rows):
+        return few
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
-    few = few_tiles.fastest(chosen, fields, rows)
-    return few or _sliced(_once(chosen, fields, rows), fields, rows)
+    return _sliced(_once(chosen, fields, rows), fields, rows)
