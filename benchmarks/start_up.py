@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report.command import command
-from benchmarks.report.rows import Run
+from benchmarks.report.rows import Run, commit
 from benchmarks.report.sentence import in_a_sentence
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,16 +86,10 @@ def instructions(code: str, checkout: Path, folder: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def commit_of(checkout: Path) -> str:
-    """The commit of a checkout."""
-    asked = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def measure(run: Run, given: argparse.Namespace) -> None:
     """Add a row of each case and checkout."""
     checkouts: Mapping[str, Path] = {"before": Path(given.beside).resolve(), "ptxgen": ROOT}
-    commits = {name: commit_of(path) for name, path in checkouts.items()}
+    commits = {name: commit(path) for name, path in checkouts.items()}
     with tempfile.TemporaryDirectory() as folder:
         for what, code in CASES.items():
             for path in checkouts.values():  # writes bytecode

@@ -72,9 +72,8 @@ class Run:
         return path
 
 
-def commit() -> str:
-    """The checked-out commit, with `+` where tracked files differ from it; "unknown" outside of git."""
-    root = RESULTS.parent.parent
+def commit(root: Path = RESULTS.parent.parent) -> str:
+    """The commit checked out in `root`, with `+` where tracked files differ from it; "unknown" outside of git."""
     try:
         sha = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True)
         dirty = subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=root, capture_output=True)
