@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
+from ptxgen.products.wgmma.refusals import of_carried
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.e4m3 import BLOCK
@@ -57,8 +58,6 @@ FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # `MOST_ADDED` tokens whose k CTAs share
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
-CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
-CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -170,13 +169,8 @@ def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 
 def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether other warps store results, of which registers must hold half meanwhile: seen of weights as they lie. A
-    tile's first product replaces its sums, which "exact" adds to."""
-    room = shape.groups < 3 or tokens <= CARRIED_BY_THREE
-    plain = spec.straight and not (spec.scaled or spec.packed_out or spec.stream or spec.activation)
-    plain = plain and spec.precision == "fast" and room
-    alone = shape.blocks == spec.parts == shape.split == shape.resident == shape.slices == 1
-    return spec.carried and plain and alone and stores_halves(spec) and tokens % CARRIED_TOKENS == 0
+    """Whether other warps store results."""
+    return spec.carried and not of_carried(spec, tokens, shape)
 
 
 @dataclass(frozen=True)
