@@ -45,7 +45,9 @@ INTEGER_TILES = (
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
-# of so many CTAs that there is room for at once; of three 36 had it and 40 had not, of six it was not measured
+# of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: eight
+# GPCs of whole pairs of multiprocessors that have these of four and eight have 20 to 22, less what is lost of three (38
+# of 42 to 44)
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
