@@ -15,13 +15,21 @@ from ptxgen.kernel import supports
 from ptxgen.kernels import PackedGemm
 from ptxgen.products.wgmma.few_tiles import COSTS
 
-RUNS = ("c41d7e90a3b2", "5e0f93d17a68", "b7a2d4810c95", "3d1f0a7c92e4", "9be2c4570d1f", "f07a6e13b8d5")
+RUNS = (
+    "c41d7e90a3b2",
+    "5e0f93d17a68",
+    "b7a2d4810c95",
+    "3d1f0a7c92e4",
+    "9be2c4570d1f",
+    "f07a6e13b8d5",
+    "c58e21b7d06a",
+)
 # of the fastest, in the mean and at most
 NEAR = {
     "fast": (1.01, 1.1), "exact": (1.01, 1.1), "scaled": (1.02, 1.1), "e4m3": (1.01, 1.15), "signed": (1.01, 1.1),
     "nibbles": (1.02, 1.2), "k_quants": (1.02, 1.1),
 }  # fmt: skip
-FEWEST = 6  # cases of a way to multiply whose tile was measured
+FEWEST = 10  # cases of a way to multiply whose tile was measured
 
 
 def test_every_case_has_tiles_that_are_legal() -> None:
