@@ -14,7 +14,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
-from ptxgen.products.wgmma import slices
+from ptxgen.products.wgmma import refusals
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.carried import CarriedResults, Carrier
@@ -32,6 +32,7 @@ from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
 from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST
+from ptxgen.products.wgmma.slices import Slices
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
@@ -213,7 +214,7 @@ class PackedGemm(PackedProduct):
                 f"share: with split at most {MOST_CLUSTER} CTAs "
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
-        yield from rules.one_of("slices", self.slices, (1, slices.SLICES))
+        yield from rules.one_of("slices", self.slices, (1, refusals.SLICES))
         if self.by_row:
             yield from self._rules_of_integers()
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
@@ -263,7 +264,7 @@ class PackedGemm(PackedProduct):
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
-        elif self.slices > 1 and (wrong := slices.refusal(self)):
+        elif self.slices > 1 and (wrong := refusals.of_slices(self)):
             yield wrong
         else:
             yield from self._fits_registers(Geometry.of(self))
@@ -281,11 +282,7 @@ class PackedGemm(PackedProduct):
                 f"(got {self.tokens}; nearest: {most})"
             )
         elif self.carried and not at.carried:
-            yield (
-                'carried: is for rows of 16 bits, of weights as they lie, with precision "fast" and without an '
-                "activation, in whole tiles of one block a warpgroup and a multiple of 32 tokens, of three warpgroups "
-                "up to 128 (got carried=True; nearest: False)"
-            )
+            yield refusals.of_carried(self, self.tokens, at.shape)
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
@@ -370,7 +367,7 @@ class PackedGemm(PackedProduct):
             Streams(b, self, at, tasks).build(multiplier.sums)
         sums = multiplier.sums
         if at.shape.slices > 1:
-            sums = slices.Slices(b, at, ring).build(tasks, sums)
+            sums = Slices(b, at, ring).build(tasks, sums)
         elif at.shape.split > 1:
             sums = Exchange(b, self, at, ring).build(tasks, sums)
         if at.carried:

@@ -45,7 +45,9 @@ INTEGER_TILES = (
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
-# of so many CTAs that there is room for at once; of three 36 had it and 40 had not, of six it was not measured
+# of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: eight
+# GPCs of whole pairs of multiprocessors that have these of four and eight have 20 to 22, less what is lost of three (38
+# of 42 to 44)
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
@@ -93,7 +95,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         apart = parts > 1 and (stores_halves(spec) or tile_rows == 64 * parts)  # a block of gate and one of up
         groups = max(1, tile_rows // (64 * parts if apart else 64))  # while one converts weights another's products run
         blocks = parts if apart else 1
-    alone = few and spec.share <= 1 and not spec.stream and spec.slices == 1
+    alone = few and spec.share <= 1 and spec.slices == 1 and not (spec.stream or spec.carried)
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
@@ -112,7 +114,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row:  # else a deeper ring is faster
         many = row_tiles > CLUSTERS[split]
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
-    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream)
+    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream) and not spec.carried
     if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
         plain = parts == 1 and isinstance(spec.kind, Half) and not spec.programmatic
         least, most = (LONG_PLAIN if plain else LONG).get((groups, tokens), (0, 0))
