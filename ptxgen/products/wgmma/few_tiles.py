@@ -96,7 +96,7 @@ FEWEST_STEPS = 2  # tiles of k of a CTA
 MEMORY = 4700.0  # thousands of bytes that the memory gives in a µs
 BEFORE = 0.5  # of a ring is full before a launch has its tokens
 BEGIN, TURN = 1.0, 0.4  # µs of a launch, and of a further turn
-ADDING = {1: 0, 2: 0.6, 3: 0.2, 4: 0.4, 8: 0.4}  # of CTAs that share k
+ADDING = {1: 0, 2: 0.6, 3: 0.3, 4: 0.4, 8: 0.4}  # of CTAs that share k
 LARGE, LEAST_ROWS = 128 * 64, 64
 
 
