@@ -50,7 +50,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "nibbles": {"weights": "int4_g128", "precision": "fast"},
     "k_quants": {"weights": "q4_k", "precision": "fast"},
 }
-FEWEST, SMALL = 40, 1536  # CTAs of a tile that is measured; outputs of a matrix of which all tiles are
+FEWEST, SMALL = 40, 1536  # CTAs of a tile that is measured; below so many outputs all tiles are
 BYTES = 160e6  # of weights in turn: three times the L2
 GRAPH_US, REPLAYS, SETTLING = 700.0, 14, 3  # of each graph; replays that count, and before them
 
@@ -68,8 +68,8 @@ def choices(case: Case) -> dict[str, PackedGemm]:
     fields = {"n": case["n"], "k": case["k"], "out_dtype": bf16, "programmatic": True, **FIELDS[case["how"]]}
     found = {}
     for spec in candidates(PackedGemm, fields | {"evict_first": not costs.converts}, case["m"], costs):
-        few = -(-spec.n // spec.tile_rows) * spec.split < FEWEST and spec.n >= SMALL
-        if spec.slices > 1 or spec.split == 1 or not few:
+        thin = -(-spec.n // spec.tile_rows) * spec.split < FEWEST and spec.n >= SMALL
+        if spec.slices > 1 or spec.split == 1 or not thin:
             found[named(spec)] = spec
     return found
 

@@ -31,7 +31,7 @@ from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
-from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST
+from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST, SLICES
 from ptxgen.products.wgmma.slices import Slices
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
@@ -214,7 +214,7 @@ class PackedGemm(PackedProduct):
                 f"share: with split at most {MOST_CLUSTER} CTAs "
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
-        yield from rules.one_of("slices", self.slices, (1, refusals.SLICES))
+        yield from rules.one_of("slices", self.slices, (1, SLICES))
         if self.by_row:
             yield from self._rules_of_integers()
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:

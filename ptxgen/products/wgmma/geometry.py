@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.refusals import of_carried
@@ -41,10 +41,19 @@ CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
 CROWDED_STREAM = {(2, 1): 192}  # and where CTAs share k evenly
 MOST_AT_ONCE = 104  # tokens of two blocks of rows that an activation turns to 16 bits at once
 MOST_BIASED = 128  # sums of three warpgroups beside which an activation with a bias has registers
-# sums of a row from which on weights that are converted leave few registers, by precision and warpgroups; whether of
-# 16-bit weights, too, and whether also where CTAs do not share k evenly. Of exact ones one chunk is then on its way.
-FEWEST_TIGHT = {("fast", 2): (192, True, False), ("fast", 3): (64, True, True), ("exact", 3): (96, False, True)}
-NEVER_TIGHT = (1 << 30, True, True)
+
+
+class Tight(NamedTuple):
+    """Sums of a row from which on weights that are converted leave few registers; whether those of 16 bits do, too, and
+    whether only where CTAs share k evenly."""
+
+    sums: int
+    of_halves: bool = True
+    in_streams: bool = False
+
+
+# by precision and warpgroups; of exact products one chunk is then on its way at a time
+TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
 ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")  # of 128 tokens clean with packed results, too
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
@@ -146,7 +155,7 @@ def _pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fac
 def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for sums and weights on their way to products, so that ptxas spilled 4 to 56 bytes:
     of two warpgroups that share k evenly, of three, where 13 warps have 128 each, and of one with exact gate and up of
-    int4_g128 whose k CTAs share. Of 128 tokens without `stream` what was clean there stays as it is."""
+    int4_g128 whose k CTAs share. Of 128 tokens without `stream` those that spilled are a table: `_spilled`."""
     if not spec.converts:
         return False
     how = (spec.precision, shape.groups)
@@ -154,13 +163,15 @@ def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
         return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
     if how == ("fast", 3) and tokens == MOST_SUMS[4] and not spec.stream:
         return _spilled(spec, shape)
-    least, of_halves, whole = FEWEST_TIGHT.get(how, NEVER_TIGHT)
-    known = (of_halves or not isinstance(spec.kind, Half)) and (whole or spec.stream)
-    return known and tokens * shape.blocks >= least
+    found = TIGHT.get(how)
+    if found is None or tokens * shape.blocks < found.sums:
+        return False
+    return (found.of_halves or not isinstance(spec.kind, Half)) and (spec.stream or not found.in_streams)
 
 
 def _spilled(spec: PackedProduct, shape: Shape) -> bool:
-    """Whether ptxas spilled of 128 tokens by 192 rows: by format, beside what."""
+    """Whether ptxas spilled of 128 tokens by 192 rows: by format, and by what else the tile has (residual, bias,
+    activation)."""
     if spec.activation and spec.packed_out:
         return spec.weights not in ROOMY
     shared = shape.share > 1

@@ -1,5 +1,5 @@
 """Why warps beside the copying one cannot store a product's results (`carried`), and why warpgroups cannot share k
-(`slices`): what each wants, in a table, of which the first that a spec has not is said."""
+(`slices`). What each needs is a table; a message has the first row that is not met."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.dtypes import f32
-from ptxgen.products.wgmma.shape import HALVES, MOST_ROWS_FIRST, Shape
+from ptxgen.products.wgmma.shape import HALVES, MOST_ROWS_FIRST, SLICES, Shape
 from ptxgen.products.wgmma.tokens import GROUP, TOKENS
 from ptxgen.weights.f16 import Half
 
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
-SLICES = 2  # warpgroups that share k
 SLICED_TOKENS = SLICES * GROUP  # whole octets of each of them
 
 
 class Want(NamedTuple):
-    """Whether a spec has it; the rule, what it has instead, and the nearest that would do."""
+    """Whether a spec has it; the rule, what it has instead, and the least change that meets the rule."""
 
     met: bool
     rule: str
@@ -44,14 +43,15 @@ def of_carried(spec: PackedProduct, tokens: int, shape: Shape) -> str:
     tile's first product replaces its sums, which "exact" adds to. "" where they can."""
     half = isinstance(spec.kind, Half)
     return _first("carried", (
-        Want(half, "is for 16-bit weights", f"weights={spec.weights!r}", "False"),
+        Want(half, "is for 16-bit weights", f"weights={spec.weights!r}", "carried=False"),
         Want(spec.straight, "is for weights as they lie", f"x_dtype={spec.x_dtype}", f"x_dtype={spec.weights}"),
         Want(spec.precision == "fast", 'is for precision "fast"', f"precision={spec.precision!r}", "precision='fast'"),
-        Want(not spec.activation, "is for results without an activation", f"activation={spec.activation!r}", "False"),
-        Want(not spec.packed_out, "is for results that are rows", "packed_out=True", "packed_out=False"),
-        Want(not spec.residual, "is for results that are added to nothing", "residual=True", "False"),
+        Want(not spec.activation, "is for results without an activation", f"activation={spec.activation!r}",
+             "carried=False"),
+        Want(not spec.packed_out, "is for results that are rows", "packed_out=True", "carried=False"),
+        Want(not spec.residual, "is for results that are added to nothing", "residual=True", "carried=False"),
         Want(spec.out_dtype != f32, "is for rows of 16 bits", "out_dtype=f32", "out_dtype=bf16"),
-        Want(spec.n % HALVES == 0, f"is for rows of a multiple of {HALVES} outputs", f"n={spec.n}", "False"),
+        Want(spec.n % HALVES == 0, f"is for rows of a multiple of {HALVES} outputs", f"n={spec.n}", "carried=False"),
         Want(not spec.stream, "is for whole tiles", "stream=True", "stream=False"),
         Want(spec.split < 2, "is for CTAs that have all of k", f"split={spec.split}", "split=1"),
         Want(shape.blocks == 1, "is for one block of 64 rows a warpgroup", f"tile_rows={spec.tile_rows}",
@@ -69,15 +69,16 @@ def of_slices(spec: PackedProduct) -> str:
     rows, tiles = 64 * spec.parts, spec.kind.tiles(spec.k)
     plain = spec.straight and not spec.scaled and spec.precision == "fast"
     return _first("slices", (
-        Want(not spec.by_row, "is for numbers that are not in units of rows", "by_row=True", "1"),
+        Want(not spec.by_row, "does not go with by_row", "by_row=True", "slices=1"),
         Want(not spec.stream, "is for CTAs that have all of k", "stream=True", "stream=False"),
-        Want(not spec.carried, "is for results that warps store which multiply", "carried=True", "carried=False"),
+        Want(not spec.carried, "needs results stored by the warps that multiply", "carried=True", "carried=False"),
         Want(spec.split < 2, "is for CTAs that have all of k", f"split={spec.split}", "split=1"),
         Want(spec.tile_rows in (0, rows), "is for the rows of one warpgroup", f"tile_rows={spec.tile_rows}",
              f"tile_rows={rows}"),
         Want(spec.kind.tile_k % spec.columns == 0, f"is for tiles of weights of whole blocks of {spec.columns} columns",
-             f"weights={spec.weights!r}", "1"),
-        Want(tiles % SLICES == 0, f"is for an even number of tiles of {spec.kind.tile_k} columns", f"k={spec.k}", "1"),
+             f"weights={spec.weights!r}", "slices=1"),
+        Want(tiles % SLICES == 0, f"is for an even number of tiles of {spec.kind.tile_k} columns", f"k={spec.k}",
+             "slices=1"),
         Want(plain or spec.tokens <= MOST_ROWS_FIRST,
              f'is for at most {MOST_ROWS_FIRST} tokens, but for 16-bit weights as they lie with precision "fast"',
              f"tokens={spec.tokens}", f"tokens={MOST_ROWS_FIRST}"),

@@ -14,8 +14,8 @@ from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.products.wgmma.exchange import BYTES, VECTOR
 from ptxgen.products.wgmma.geometry import OCTET, WARPS, Geometry
-from ptxgen.products.wgmma.refusals import SLICES
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.shape import SLICES
 from ptxgen.products.wgmma.tasks import Tasks
 
 THREADS = 32 * WARPS
