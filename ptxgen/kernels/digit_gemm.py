@@ -105,7 +105,7 @@ class DigitGemm(Weighted):
         dict(n=64, k=256, weights="bf16", packed_out=True, indirect=True),
         dict(n=256, k=256, weights="bf16", residual=True, norm_out=True, norm_offset=1.0, split=2),
         dict(n=2304, k=256, weights="bf16", precision="fast", residual=True, norm_out=True, norm="rms", share=2),
-        dict(n=256, k=512, halves=True, norm="rms", residual=True, norm_out=True, split=2, programmatic=True),
+        dict(n=256, k=1024, halves=True, norm="rms", residual=True, norm_out=True, split=2, programmatic=True),
         dict(
             n=256, k=256, weights="q6_k", halves=True, precision="fast", activation="silu", gated=True, packed_out=True
         ),

@@ -79,6 +79,9 @@ class DigitQkvAppend(KernelType):
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
     golden_lines = 1350  # the tiles of a run stand out one by one
+    unreported = {
+        r"_heads_v barrier .*bar.sync 0; mov.u32 %cta_of_rows": "found in random order",
+    }
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, norm="rms", programmatic=True),
         dict(

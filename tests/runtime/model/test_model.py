@@ -21,6 +21,7 @@ from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.sequenced import chunks
+from ptxgen.targets import target
 from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, expected_tokens, llama2c, random_weights, small_spec
 from tests.tools.record_families import N_TOKENS, PROMPT, RECORD
@@ -361,64 +362,16 @@ def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
     assert 0.02 < apart[1] < 0.2, apart
 
 
-@pytest.mark.parametrize("format", ["q4_k", "q6_k"])
-def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
-    """Prompts and batches have the float64 model's tokens; of prompts up to eight rows are exact with "fast", too."""
-    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
-    spec = small_spec("llama", **changes)
-    file = ArrayFile(spec, random_weights(spec), format)
-    reference = ReferenceModel(spec, file.values())
-    model = Model(file, device, "f32", chunk=8)
-    ops = model.program("prefill", 8).ops
-    assert {"pack_digits", "digit_gemm"} <= {op.spec.kernel_name for op in ops}
-    assert not {"gemm", "rms_norm"} & {op.spec.kernel_name for op in ops}
-    want = reference.generate(PROMPT, N_TOKENS)
-    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
-    fast = Model(file, device, "f32", chunk=8, precision="fast", weights=model.weights)
-    assert fast.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
-    batch = Model(file, device, "f32", chunk=1, weights=model.weights).batch(slots=3)
-    joined = [batch.join(PROMPT) for _ in range(3)]
-    found = {slot: [token] for slot, token in joined}
-    while len(found[0]) < N_TOKENS:
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(3), want)
-
-
-@pytest.mark.parametrize(
-    ("slots", "mode", "precision", "format"),
-    [
-        (2, "random", "exact", "bf16"), (3, "check", "exact", "bf16"), (3, "check", "fast", "bf16"),
-        (8, "check", "exact", "bf16"), (8, "random", "fast", "bf16"), (9, "random", "exact", "bf16"),
-        (3, "check", "exact", "q4_k"), (8, "random", "exact", "q6_k"), (2, "random", "fast", "q5_k"),
-        (3, "check", "exact", "int4_g128"), (8, "random", "exact", "q8_0"), (8, "check", "fast", "e4m3_channel"),
-        (2, "random", "fast", "int4_g32"),
-    ],
-)  # fmt: skip
-def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, format: str) -> None:
-    """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
-    the float64 model's tokens, rounded ones its first."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
-    file = ArrayFile(spec, random_weights(spec), format)
-    model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
-    batch = model.batch(slots=slots)
-    batch.cache.zero()  # rows past a length are loaded early
-    kernels = [(op.role, op.spec.kernel_name) for op in batch._step.program.ops if op.layer == 1]
-    if slots <= 8:
-        products = [(role, "digit_gemm") for role in ("o_proj", "gate_up", "down_proj")]
-        assert kernels == [("qkv_append", "digit_qkv_append"), ("attention", "incremental_attention"), *products]
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    found = {slot: [token] for slot, token in joined}
-    for _ in range(N_TOKENS - 1):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    if precision == "exact":
-        assert found == dict.fromkeys(range(slots), want)
-    else:
-        assert [tokens[0] for tokens in found.values()] == want[:1] * slots
-    batch.leave(0)  # what a free slot has in its place is written, too
-    batch.step()
+def test_rows_too_long_for_shared_memory_go_through_the_kernel_of_several() -> None:
+    """Of GPUs with 99 KB of it, as of a 32B model on sm_89: 27648 columns."""
+    device = CpuDevice(mode="random")
+    device.target = target("sm_89")
+    spec = small_spec("llama", intermediate_size=27648, num_hidden_layers=1, max_position_embeddings=32)
+    file = ArrayFile(spec, random_weights(spec), "q8_0")
+    model = Model(file, device, "f32", chunk=4)
+    kernels = {op.role: op.spec.kernel_name for op in model.program("decode").ops}
+    assert (kernels["down_proj"], kernels["gate_up"]) == ("gemm", "gemv")
+    assert model.generate(PROMPT[:5], 3)[5:] == ReferenceModel(spec, file.values()).generate(PROMPT[:5], 3)
 
 
 def test_attention_finds_a_query_of_every_free_slot() -> None:

@@ -1,0 +1,95 @@
+"""Models of two to eight sequences, and prompts of as many rows, whose products read digits of bytes or of bf16."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxgen.models import products
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.runtime import Model
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from tests.support.array_file import ArrayFile
+from tests.support.families import random_weights, small_spec
+from tests.tools.record_families import N_TOKENS, PROMPT
+
+
+@pytest.mark.parametrize("format", ["q4_k", "q6_k"])
+def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
+    """Prompts and batches have the float64 model's tokens; of prompts up to eight rows are exact with "fast", too."""
+    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    spec = small_spec("llama", **changes)
+    file = ArrayFile(spec, random_weights(spec), format)
+    reference = ReferenceModel(spec, file.values())
+    model = Model(file, device, "f32", chunk=8)
+    ops = model.program("prefill", 8).ops
+    assert {"pack_digits", "digit_gemm"} <= {op.spec.kernel_name for op in ops}
+    assert not {"gemm", "rms_norm"} & {op.spec.kernel_name for op in ops}
+    want = reference.generate(PROMPT, N_TOKENS)
+    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
+    fast = Model(file, device, "f32", chunk=8, precision="fast", weights=model.weights)
+    assert fast.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
+    batch = Model(file, device, "f32", chunk=1, weights=model.weights).batch(slots=3)
+    joined = [batch.join(PROMPT) for _ in range(3)]
+    found = {slot: [token] for slot, token in joined}
+    while len(found[0]) < N_TOKENS:
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    assert found == dict.fromkeys(range(3), want)
+
+
+@pytest.mark.parametrize(
+    ("slots", "mode", "precision", "format"),
+    [
+        (2, "random", "exact", "bf16"), (3, "check", "exact", "bf16"), (3, "check", "fast", "bf16"),
+        (8, "check", "exact", "bf16"), (8, "random", "fast", "bf16"), (9, "random", "exact", "bf16"),
+        (3, "check", "exact", "q4_k"), (8, "random", "exact", "q6_k"), (2, "random", "fast", "q5_k"),
+        (3, "check", "exact", "int4_g128"), (8, "random", "exact", "q8_0"), (8, "check", "fast", "e4m3_channel"),
+        (2, "random", "fast", "int4_g32"), (5, "random", "e4m3", "e4m3_block"),
+    ],
+)  # fmt: skip
+def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, format: str) -> None:
+    """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
+    the float64 model's tokens, rounded ones its first."""
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    file = ArrayFile(spec, random_weights(spec), format)
+    model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
+    batch = model.batch(slots=slots)
+    batch.cache.zero()  # rows past a length are loaded early
+    kernels = [(op.role, op.spec.kernel_name) for op in batch._step.program.ops if op.layer == 1]
+    if slots <= 8:
+        products = [(role, "digit_gemm") for role in ("o_proj", "gate_up", "down_proj")]
+        assert kernels == [("qkv_append", "digit_qkv_append"), ("attention", "incremental_attention"), *products]
+    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
+    joined = [batch.join(PROMPT) for _ in range(slots)]
+    found = {slot: [token] for slot, token in joined}
+    for _ in range(N_TOKENS - 1):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    if precision == "exact":
+        assert found == dict.fromkeys(range(slots), want)
+    else:
+        assert [tokens[0] for tokens in found.values()] == want[:1] * slots
+    batch.leave(0)  # what a free slot has in its place is written, too
+    batch.step()
+
+
+@pytest.mark.parametrize("most", [0, 1 << 40])
+def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
+    monkeypatch.setitem(products.SPANS_TO_WEIGHTS, "exact", most)
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
+    file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
+    batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=3)
+    batch.cache.zero()
+    roles = [op.role for op in batch._step.program.ops if op.layer == 1]
+    packed = [f"{role}.digits" for role in ("qkv", "o_proj", "gate_up", "down_proj")]
+    assert {"qk_append", "v_append"} <= set(roles) if most else set(packed) <= set(roles)
+    assert bool(most) != bool(set(packed) & set(roles))
+    joined = [batch.join(PROMPT) for _ in range(3)]
+    found = {slot: [token] for slot, token in joined}
+    for _ in range(3):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    assert found == dict.fromkeys(range(3), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
