@@ -26,6 +26,8 @@ from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.passing import Passing
+from ptxgen.products.wgmma.passing import refusal as no_last_tiles
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
@@ -286,6 +288,8 @@ class PackedGemm(PackedProduct):
                 "activation, in whole tiles of one block a warpgroup and a multiple of 32 tokens, of three warpgroups "
                 "up to 128 (got carried=True; nearest: False)"
             )
+        elif self.last_tiles:
+            yield from no_last_tiles(self, at)
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
@@ -366,6 +370,8 @@ class PackedGemm(PackedProduct):
             FactorFinder(b, self, at, ring).build(tasks)
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)
+        if at.shape.last:
+            Passing(b, at, multiplier).build()
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
         sums = multiplier.sums
@@ -381,7 +387,7 @@ class PackedGemm(PackedProduct):
             results(b, self, at, ring, sums).build(tasks)
         b.expose(
             geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
-            finds_tile=not at.carried or self.bias, others=_others(at),
+            finds_tile=not at.carried or self.bias or at.shape.last, others=_others(at), passing=tasks.passes,
         )  # fmt: skip
 
     # -- example and reference -----------------------------------------------------------------------------------------

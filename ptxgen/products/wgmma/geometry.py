@@ -261,7 +261,8 @@ class Geometry:
             if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
                 together, results = more, bytes_of_more
                 break
-        groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
+        of_whole = spec.parts * kind.records(spec.n) - spec.last_tiles * records // shape.groups
+        groups = -(-of_whole // (records * shape.share)) * shape.share + spec.last_tiles
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _pieces(spec, tokens, shape, pipelined, factored)
         return cls(
@@ -364,6 +365,16 @@ class Geometry:
     def rows(self) -> int:
         """Outputs of a CTA."""
         return self.records * TILE_ROWS // self.parts
+
+    @property
+    def unit_rows(self) -> int:
+        """Outputs that rows of tiles are counted in."""
+        return self.rows // self.shape.units
+
+    @property
+    def unit_records(self) -> int:
+        """Records of these."""
+        return self.records // self.shape.units
 
     @property
     def chunks(self) -> int:
