@@ -37,9 +37,8 @@ class ElectedCopier(Copier):
         self.token_place = self.place
         self.x, self.x_from = b.ld_param("x"), b.reg("tokens_from", "u64")
         self.every: Reg | None = None
-        self.coming: Reg | int = self.total  # bytes of a stage
         if at.shape.last:
-            self.coming, self.is_whole = b.reg("stage_bytes", "u32"), b.reg("is_whole", "pred")
+            self.is_whole = b.reg("is_whole", "pred")
         if at.shape.share > 1:
             part = b.op("mul.lo.u32", "own_part", self.tasks.share_rank, self._token_bytes)
             self.token_place = b.op("add.u32", "token_place", self.place, part)
@@ -160,6 +159,4 @@ class ElectedCopier(Copier):
         size = self.at.unit_records * spec.kind.record_bytes(spec.k)
         b.op("mad.wide.u32", self.source, tasks.group, size, tasks.weight)
         if tasks.is_last is not None:
-            fewer = self.total - (self.at.records - self.at.unit_records) * self.at.tile_bytes
-            b.op("selp.b32", self.coming, fewer, self.total, tasks.is_last)
             b.op("not.pred", self.is_whole, tasks.is_last)

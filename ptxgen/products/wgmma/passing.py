@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.products.wgmma.elected import elects
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 
@@ -25,8 +24,6 @@ def refusal(spec: PackedProduct, at: Geometry) -> Iterator[str]:
     whole, left = divmod(records - shape.last * at.unit_records, at.records * shape.share)
     if spec.tokens <= MOST_ROWS_FIRST or shape.groups == 1 or shape.split > 1 or spec.stream or spec.promotes:
         reason = "is for more than 64 tokens and several warpgroups, and not with split, stream or scales of blocks"
-    elif not elects(spec, at):
-        reason = "is for weights that are multiplied as they lie"
     elif whole < 1 or left or shape.last % shape.share:
         reason = "what rows are left must be whole tiles, of which there is one at least"
     else:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma import few_tiles
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, of_integers
+from ptxgen.products.wgmma import few_tiles, last_turn
+from ptxgen.products.wgmma.geometry import WARPS, Geometry
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, GROUP, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -40,6 +41,7 @@ MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, an
 # The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
 PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
 BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
+LONE_PAIR = 103  # more of one warpgroup with two blocks of rows, alone on its multiprocessor
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = (
     {1: 0, 2: 2600, 3: 3300, 4: 4000, 8: 9000},
@@ -53,6 +55,8 @@ ACROSS = 1.04  # of several warpgroups whose CTA shares k with others
 LARGE = 128 * 256  # sums of a large tile
 MANY_TOKENS = 128  # with more, tiles are large
 CARRIED_ROWS = 128  # of large tiles whose results are carried
+# rows of x from which the last tiles of rows are those of one warpgroup where that saves so much of the cycles
+ENDED_FROM, WORTH = 385, 0.98
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
@@ -182,7 +186,7 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    turns = _turns(at, rows)
+    turns = sum(last_turn.turns(at, rows))
     large = tile_rows * at.tokens / LARGE
     step = max(beside * tensor, beside * shared, wait)
     if shape.share > 1:
@@ -193,13 +197,6 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     if shape.share > 1:
         whole += MEETING
     return _read_too(spec, whole)
-
-
-def _turns(at: Geometry, rows: int) -> int:
-    """Tiles of a CTA, one after the other."""
-    shape = at.shape
-    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    return -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
 
 
 def _of_large(at: Geometry) -> float:
@@ -219,26 +216,35 @@ def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
     shape = at.shape
     tile_rows, size = 64 * shape.groups * shape.blocks, shape.split * shape.share
     large = _of_large(at)
-    pace = LONG_PACE if shape.groups == 1 and shape.tiles == 2 else PACE[shape.groups]
-    step = max(tile_rows * at.tokens * COLUMNS / TENSOR + max(0, BEYOND[shape.groups] * (1 - large)), pace)
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    turns = _turns(at, rows)
+    whole, last = last_turn.turns(at, rows)
+    turns = whole + last
     steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
-    step *= beside
+    slower = float(beside)
     if shape.share > 1:
-        step *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
+        slower *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
     if shape.groups > 2 and turns > 1:
-        step *= MORE_POWER
+        slower *= MORE_POWER
     elif large < 1 and turns >= MANY_TURNS:
-        step *= SMALL_POWER
+        slower *= SMALL_POWER
     if shape.groups > 1 and shape.split > 1:
-        step *= ACROSS
-    writing = WRITING * large * spec.out_dtype.bytes / 2
+        slower *= ACROSS
+    writing = WRITING * large * (spec.x_dtype if spec.packed_out else spec.out_dtype).bytes / 2
     sharing = MEETING if shape.share > 1 else 0
     written = 1 if at.carried else turns  # the last tile's results alone leave behind all products
-    tiles = turns * (steps * step + BETWEEN) + written * writing
+    stage = whole * _step(at, shape.groups) + last * _step(at, 1)
+    tiles = steps * slower * stage + turns * BETWEEN + written * writing
     return tiles + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
+
+
+def _step(at: Geometry, groups: int) -> float:
+    """Of 64 columns of a tile of so many warpgroups."""
+    pace = LONG_PACE if at.shape.groups == 1 and at.shape.tiles == 2 else PACE[groups]
+    rows = TILE_ROWS * WARPS * groups * at.shape.blocks
+    beyond = BEYOND[groups] * (1 - rows * at.tokens / LARGE)
+    between = LONE_PAIR if at.shape.groups == at.shape.resident == 1 and at.shape.blocks > 1 else 0
+    return max(rows * at.tokens * COLUMNS / TENSOR + max(0, beyond) + between, pace)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -262,12 +268,29 @@ def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
 def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec with results that other warps store, in tiles that were seen to gain of which a CTA has several."""
     seen = _plain(fields) and spec.tokens > MANY_TOKENS and spec.tile_rows == CARRIED_ROWS
-    if not seen or "carried" in fields or _turns(Geometry.of(spec), rows) < 2:
+    if not seen or "carried" in fields or sum(last_turn.turns(Geometry.of(spec), rows)) < 2:
         return spec
     try:
         return replace(spec, carried=True)
     except SpecError:
         return spec
+
+
+def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
+    """Those whose last tiles of rows are of one warpgroup, of 16-bit weights as they lie and large tiles, where that
+    was seen to gain."""
+    if rows < ENDED_FROM or "last_tiles" in fields:
+        return []
+    ended = []
+    for spec in found:
+        at = Geometry.of(spec)
+        large = spec.straight and not spec.scaled and spec.precision == "fast" and _of_large(at) == 1
+        last = last_turn.last_tiles(at, rows) if large and at.shape.groups > 1 else 0
+        try:
+            ended += [replace(spec, last_tiles=last)] if last else []
+        except SpecError:  # rows that are left are no whole tiles
+            continue
+    return ended
 
 
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
@@ -302,4 +325,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         return few
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    if ended := _ended(found, fields, rows):
+        shortest = min(ended, key=lambda spec: cycles(spec, rows))
+        chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
     return _sliced(_once(chosen, fields, rows), fields, rows)
