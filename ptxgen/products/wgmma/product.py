@@ -74,6 +74,7 @@ class PackedProduct(Weighted):
         default=0,
         later=True,
         draws=lambda drawn: (0, int(drawn.get("tokens", 0) > packed.COLUMNS)),
+        silent="it says who computes, not what",
         doc="tiles of rows, the last, that have those of one warpgroup",
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")

@@ -30,9 +30,9 @@ class Tasks:
     `thread`, `lane`, `warp`; `row_warp`: of those that have different rows; `slice`: of the warpgroup among those that
     share k, where they do; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
-    of it; `is_last`: whether the tile has rows of one warpgroup alone, `passes`: whether a warp that multiplies has none
-    of them then; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in all;
-    `has_tile`: whether the CTA has a first tile.
+    of it; `is_last`: whether the tile has rows of one warpgroup alone, `passes`: whether it does and this warp has none
+    of them; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in
+    all; `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
