@@ -106,7 +106,9 @@ def tasks(
             yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 25, functools.partial(llama.ready, name))
     yield from (several(pair, 32) for pair in first)
     yield from (several(pair, slots) for slots in (2, 4) for pair in plain)
-    yield from (one(pair) for pair in MORE if chosen(pair, given))
+    more = [pair for pair in MORE if chosen(pair, given)]
+    yield from map(one, more)
+    yield from (several(pair, slots) for slots in (8, 32) for pair in more)
     for pair in reversed(first):
         work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
         yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 8)

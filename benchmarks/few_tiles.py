@@ -5,8 +5,9 @@
     python -m benchmarks.few_tiles --report [--run ID]      the table of the last run, or of one
 
 Every legal tile of each case, launched programmatically, as nodes of a CUDA graph over weights that exceed the L2; the
-graphs of a case are replayed in turns, each time in another order, and the median counts. cuBLAS stands beside weights
-in bf16 (both rounded) and in e4m3 (scales of rows). A tile's name is TOKENSxROWSxSPLITxSLICES.
+graphs of a case are replayed in turns, each time in another order, and the median counts. cuBLAS multiplies tokens in
+e4m3 by weights in e4m3 (scales of rows), others in bf16, whatever ours are packed in. A tile's name is
+TOKENSxROWSxSPLITxSLICES.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma.few_tiles import COSTS, candidates
-from ptxgen.products.wgmma.shape import PROCESSORS
 
 SHAPES = (
     (2048, 2048), (3072, 2048), (16384, 2048), (2048, 8192), (4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096),
@@ -36,11 +36,18 @@ SHAPES = (
     (10240, 8192), (12288, 4096), (24576, 3072), (3072, 8192), (5120, 13824), (27648, 5120), (3584, 18944),
     (4608, 3584), (3072, 3072), (8192, 3072), (2304, 768), (5120, 2560),
 )  # fmt: skip
-TOKENS = {"fast": (8, 32, 64), "exact": (16, 32), "scaled": (16, 32)}
+TOKENS = {
+    "fast": (8, 32, 64), "exact": (16, 32), "scaled": (16, 32), "e4m3": (8, 32, 64), "signed": (8, 32, 64),
+    "nibbles": (8, 32, 64), "k_quants": (64,),
+}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
     "fast": {"weights": "bf16", "precision": "fast"},
     "exact": {"weights": "bf16", "precision": "exact"},
     "scaled": {"weights": "e4m3_channel", "precision": "fast", "x_dtype": e4m3},
+    "e4m3": {"weights": "e4m3_channel", "precision": "fast"},
+    "signed": {"weights": "q8_0", "precision": "fast"},
+    "nibbles": {"weights": "int4_g128", "precision": "fast"},
+    "k_quants": {"weights": "q4_k", "precision": "fast"},
 }
 FEWEST = 40  # CTAs of a tile that is measured
 BYTES = 160e6  # of weights in turn: three times the L2
@@ -55,12 +62,12 @@ def cases() -> Iterator[Case]:
 
 
 def choices(case: Case) -> dict[str, PackedGemm]:
-    """By name, the tiles of a case: of those that share k, or are fewer than the multiprocessors, not too few."""
+    """By name, the tiles of a case: of those that share k, not too few."""
+    costs = COSTS[case["how"]]
     fields = {"n": case["n"], "k": case["k"], "out_dtype": bf16, "programmatic": True, **FIELDS[case["how"]]}
     found = {}
-    for spec in candidates(PackedGemm, fields | {"evict_first": True}, case["m"], COSTS[case["how"]]):
-        ctas = -(-spec.n // spec.tile_rows) * spec.split
-        if spec.slices > 1 or FEWEST <= ctas <= PROCESSORS or spec.split == 1:
+    for spec in candidates(PackedGemm, fields | {"evict_first": not costs.converts}, case["m"], costs):
+        if spec.slices > 1 or spec.split == 1 or -(-spec.n // spec.tile_rows) * spec.split >= FEWEST:
             found[named(spec)] = spec
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import PtxgenError, SpecError
 
 _NAME = "must be letters, digits and _, a letter first"
 _UNSAID = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
@@ -114,6 +114,30 @@ def a_path(context: click.Context, param: click.Parameter, value: Any) -> Any:
     if value == "" or (isinstance(value, tuple) and "" in value):
         named = param.opts[-1] if isinstance(param, click.Option) else param.make_metavar(context).strip("[].")
         raise click.UsageError(f"{named}: must be a path (got '')")
+    return value
+
+
+def a_target(context: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The name of an architecture, or several (a callback of options)."""
+    from ptxgen.targets import target
+
+    return _each_is_known(param, value, target)
+
+
+def a_format(context: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The name of a format of weights, or several (a callback of options)."""
+    from ptxgen.weights import weight_format
+
+    return _each_is_known(param, value, weight_format)
+
+
+def _each_is_known(param: click.Parameter, value: Any, known: Callable[[str], object]) -> Any:
+    """What the user wrote, unchanged; what `known` refuses, by the option's name."""
+    for name in (value,) if isinstance(value, str) else value or ():
+        try:
+            known(name)
+        except PtxgenError as wrong:
+            raise click.UsageError(f"{param.opts[0]}:{str(wrong).partition(':')[2]}") from None
     return value
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
-from ptxgen.cli._given import IntRange, a_path, given_by, goes_with
+from ptxgen.cli._given import IntRange, a_format, a_path, a_target, given_by, goes_with
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
@@ -30,7 +30,7 @@ def config_options() -> list[click.Option]:
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
         click.Option(["--strict"], is_flag=True, help="With --config: what is only warned of is an error."),
-        click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names,
+        click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names, callback=a_format,
                      help="With --config: kernels of the whole model with matrices so, not of attention alone."),
         click.Option(["--page-size"], type=IntRange(0), default=0, metavar="N",
                      help="With --config: caches of batches in pages of so many positions, a multiple of 16."),
@@ -46,7 +46,7 @@ def config_options() -> list[click.Option]:
 def targets_option() -> click.Option:
     """`--target`, once or several times."""
     return click.Option(["--target", "targets"], multiple=True, metavar="SM", shell_complete=target_names,
-                        help="Architecture, as sm_90; repeatable.")  # fmt: skip
+                        callback=a_target, help="Architecture, as sm_90; repeatable.")  # fmt: skip
 
 
 @dataclass(frozen=True)

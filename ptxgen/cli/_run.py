@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import FloatRange, IntRange, a_device, goes_with
+from ptxgen.cli._given import FloatRange, IntRange, a_device, a_target, goes_with
 from ptxgen.errors import ExecutionError, SpecError, brief
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def launch_options() -> list[click.Option]:
     return [
         click.Option(["--device"], callback=a_device,
                      help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]"),
-        click.Option(["--target"], default=None, shell_complete=target_names,
+        click.Option(["--target"], default=None, shell_complete=target_names, callback=a_target,
                      help="architecture to generate for  [default: the device's own]"),
         click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",
                      help="of the CPU executor  [default: check]"),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names
-from ptxgen.cli._given import Command, IntRange, a_path, given_by, goes_with
+from ptxgen.cli._given import Command, IntRange, a_path, a_target, given_by, goes_with
 from ptxgen.cli._model import check_kv_dtype
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
@@ -26,7 +26,7 @@ from ptxgen.doctor import examine
 @click.option(
     "--config", metavar="DIR|FILE", callback=a_path, help="Which models of a folder of config.json files are served."
 )
-@click.option("--target", metavar="SM", shell_complete=target_names,
+@click.option("--target", metavar="SM", shell_complete=target_names, callback=a_target,
               help="Architecture  [default: with --model sm_90a, with --config sm_90]")  # fmt: skip
 @json_option
 def command(

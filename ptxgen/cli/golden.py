@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import Group, IntRange, a_path
+from ptxgen.cli._given import Group, IntRange, a_path, a_target
 from ptxgen.cli._output import emit_json, json_option, say, show
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import Finding
@@ -33,7 +33,7 @@ def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
     @click.option("--target", "targets", multiple=True, metavar="SM", shell_complete=target_names,
-                  help="Only this architecture; repeatable.")  # fmt: skip
+                  callback=a_target, help="Only this architecture; repeatable.")  # fmt: skip
     @click.option("--root", default="golden_ptx", show_default=True, callback=a_path, help="The directory of goldens.")
     @functools.wraps(function)
     def wrapped(kernels: Sequence[str], targets: Sequence[str], root: str, **options: Any) -> Any:

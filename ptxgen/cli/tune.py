@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import Command, FloatRange, IntRange, a_path
+from ptxgen.cli._given import Command, FloatRange, IntRange, a_format, a_path, a_target
 from ptxgen.cli._model import check_kv_dtype
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import CudaError, SpecError
@@ -39,7 +39,8 @@ _BATCHES = (1, 8, 32)
 @click.option(
     "--product", "products", multiple=True, metavar="NxK/FORMAT", help="A matrix [n, k] of weights; repeatable."
 )
-@click.option("--weights", "formats", multiple=True, help="Formats: the products of each --config, too; repeatable.")
+@click.option("--weights", "formats", multiple=True, callback=a_format,
+              help="Formats: the products of each --config, too; repeatable.")  # fmt: skip
 @click.option("--kv-dtype", "dtypes", multiple=True, help="Of the cache's elements; repeatable [default: model's, f16]")
 @click.option(
     "--capacity",
@@ -65,7 +66,7 @@ _BATCHES = (1, 8, 32)
 @click.option("-o", "--output", metavar="FILE", help="The table to write [default: PTXGEN_TUNING, else your own]")
 @click.option("--shipped", is_flag=True, help="Write the table that ptxgen ships (in a checkout).")
 @click.option("--device", default=None, help="cuda or cuda:N  [default: cuda]")
-@click.option("--target", default=None, help="Architecture to tune for [default: the GPU's own]")
+@click.option("--target", default=None, callback=a_target, help="Architecture to tune for [default: the GPU's own]")
 @click.option("--gain", type=FloatRange(0, 50), default=2.0, help="Write rows for no less, in %  [default: 2]")
 @click.option("--seconds", type=FloatRange(0, min_open=True), default=None, help="Begin no class after so long.")
 @click.option("--dry-run", is_flag=True, help="Show what would be measured; needs no GPU when --target is given.")

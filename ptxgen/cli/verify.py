@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.cli._given import Command, a_path
+from ptxgen.cli._given import Command, a_path, a_target
 from ptxgen.cli._output import emit_json, json_option, progress, say, show, table
 from ptxgen.errors import AssembleError
 from ptxgen.targets import Target, target
@@ -21,7 +21,7 @@ _SHOWN = ("registers", "spill_stores", "spill_loads", "stack", "shared", "barrie
 @click.command(name="verify", cls=Command)
 @click.argument("paths", nargs=-1, metavar="[PATHS]...", callback=a_path)
 @click.option("--target", "targets", multiple=True, metavar="SM", shell_complete=target_names,
-              help="Assemble for it instead of the text's target.")  # fmt: skip
+              callback=a_target, help="Assemble for it instead of the text's target.")  # fmt: skip
 @click.option("--allow-spills", is_flag=True, help="Do not fail on spills and local memory.")
 @json_option
 def command(paths: Sequence[str], targets: Sequence[str], allow_spills: bool, as_json: bool) -> int:

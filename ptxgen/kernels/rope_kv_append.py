@@ -41,7 +41,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
     with `stacked` heads of one row: qkv `[rows, n_heads + 2 n_kv_heads, head_dim]`, or qk beside v. Caches, positions,
     pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose position is outside the
-    cache writes nothing, q_out included.
+    cache appends nothing; its q is rotated all the same.
     """
 
     bundled_as = "rope_append"
@@ -228,10 +228,9 @@ class RopeKvAppend(RotatingRows, KernelType):
             parts = np.split(a[self.stacked], np.cumsum((self.n_heads, self.n_kv_heads))[: len(self.stacked) - 1], 1)
             a |= dict(zip(self.stacked, parts, strict=True))
         positions = kv_cache.row_positions(self.batched, a, a["q"].shape[0])
-        inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
         rows = {"k": rotary.rotate_rows(self.rotation, a["k"], positions), "v": a["v"]}
         kv_cache.append_rows(self, out, rows, positions, a)
         query = "q" if self.in_place else "q_out"
         rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.query_dtype.numpy)
-        return {query: np.where(inside, rotated, a[query]), **out}
+        return {query: rotated, **out}

@@ -15,8 +15,21 @@ from ptxgen.kernel import supports
 from ptxgen.kernels import PackedGemm
 from ptxgen.products.wgmma.few_tiles import COSTS
 
-RUNS = ("c41d7e90a3b2", "5e0f93d17a68", "b7a2d4810c95")
-NEAR = {"fast": 1.01, "exact": 1.01, "scaled": 1.02}  # of the fastest, in the mean
+RUNS = (
+    "c41d7e90a3b2",
+    "5e0f93d17a68",
+    "b7a2d4810c95",
+    "3d1f0a7c92e4",
+    "9be2c4570d1f",
+    "f07a6e13b8d5",
+    "c58e21b7d06a",
+)
+# of the fastest, in the mean and at most
+NEAR = {
+    "fast": (1.01, 1.1), "exact": (1.01, 1.1), "scaled": (1.02, 1.1), "e4m3": (1.01, 1.15), "signed": (1.01, 1.1),
+    "nibbles": (1.02, 1.2), "k_quants": (1.02, 1.1),
+}  # fmt: skip
+FEWEST = 8  # cases of a way to multiply whose tile was measured
 
 
 def test_every_case_has_tiles_that_are_legal() -> None:
@@ -38,9 +51,10 @@ def test_the_tile_that_is_taken_is_near_the_fastest_that_was_measured(how: str) 
     for (m, n, k), us in seen.items():
         best = named(PackedGemm.best(m, n=n, k=k, out_dtype=bf16, programmatic=True, **FIELDS[how]))
         slower += [us[best] / min(us.values())] if best in us else []
-    assert len(slower) >= 14
-    assert math.exp(sum(map(math.log, slower)) / len(slower)) < NEAR[how]
-    assert max(slower) < 1.1
+    mean, most = NEAR[how]
+    assert len(slower) >= FEWEST
+    assert math.exp(sum(map(math.log, slower)) / len(slower)) < mean
+    assert max(slower) < most
 
 
 def test_a_line_has_the_tile_that_is_taken_and_the_fastest() -> None:

@@ -91,7 +91,7 @@ OPTIONS = [
      "Invalid value for '--batch': 99999999999999999999999999 is not in the range 1<=x<=65535"),
     ("verify /dev/null", "/dev/null: must be a file or a directory (got a device, a pipe or a socket)"),
     ("generate {C} --target sm_80 --max-len 1e3 -o out", "Invalid value for '--max-len': '1e3' is not a valid integer"),
-    ("generate {C} --target sm_80 --target sm_200 -o out", "target: must be one of sm_70, sm_72, sm_75"),
+    ("generate {C} --target sm_80 --target sm_200 -o out", "--target: must be one of sm_70, sm_72, sm_75"),
     ("export {C} --prefix a-b --target sm_80 -o out", "--prefix: must be letters, digits and _, a letter first (got"),
     ("export --model= --target sm_80 -o out", "--model: must be a path (got '')"),
     ("export --model config.json --target sm_80 -o out", "config.json: must be a .gguf file, a folder with config.js"),

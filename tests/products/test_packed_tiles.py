@@ -284,7 +284,8 @@ def test_weights_that_several_tiles_of_tokens_read_stay_in_the_l2(how: dict[str,
 @pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize("n", [1, 64, 96])
 def test_tiles_have_no_rows_that_are_not_there(n: int, rows: int) -> None:
-    for how in ({"precision": "fast"}, EXACT, SCALED):
+    converted = ({"precision": "fast", "weights": name} for name in ("q8_0", "int4_g128", "e4m3_block", "q4_k"))
+    for how in ({"precision": "fast"}, EXACT, SCALED, *converted):
         assert PackedGemm.best(rows, n=n, k=2048, programmatic=True, **how).tile_rows <= -(-n // 64) * 64
 
 
@@ -297,12 +298,32 @@ def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -
     assert same.tokens == 64
 
 
+@pytest.mark.parametrize("rows", [1, 9, 33, 64])
+@pytest.mark.parametrize(
+    "weights", ["q8_0", "q4_0", "int4_g32", "int4_g128", "e4m3", "e4m3_channel", "e4m3_block", "q6_k"]
+)
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (8, 4096), (151936, 256), (130, 128000)])
+def test_few_tokens_have_a_tile_of_converted_weights(n: int, k: int, weights: str, rows: int) -> None:
+    for residual in (False, True):
+        spec = PackedGemm.best(rows, n=n, k=k, weights=weights, precision="fast", programmatic=True, residual=residual)
+        assert supports(spec, WHERE)
+        assert spec.tokens >= rows
+
+
+def test_weights_that_are_converted_have_many_warps_that_convert() -> None:
+    fields: dict[str, Any] = {"n": 5120, "k": 13824, "precision": "fast", "programmatic": True}
+    for weights in ("e4m3_channel", "q8_0", "int4_g128"):
+        spec = PackedGemm.best(32, weights=weights, **fields)
+        assert (spec.tile_rows, spec.split) == (192, 4), weights
+        assert PackedGemm.best(32, weights=weights, **fields, tile_rows=64).tile_rows == 64
+
+
 SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
     (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu"}, True),
     (32, {"n": 5120, "k": 1536, "gated": True, "activation": "silu"}, False),
     (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu", "precision": "exact"}, False),
     (32, {"n": 5632, "k": 2048, "gated": True, "activation": "silu", "precision": "exact"}, True),
-    (64, {"n": 4096, "k": 4096, "weights": "q8_0"}, True),
+    (32, {"n": 8192, "k": 8192, "weights": "e4m3_channel"}, True),
     (64, {"n": 28672, "k": 4096, "weights": "q8_0"}, False),
     (64, {"n": 4096, "k": 4096, "weights": "q4_k"}, False),
     (64, {"n": 4096, "k": 4096, "weights": "e4m3_channel", "x_dtype": e4m3}, True),

@@ -1,9 +1,10 @@
-"""Which tile is likely the fastest for up to 64 tokens of weights as they lie, launched programmatically one after the
-other: µs as they were measured on an H200.
+"""Which tile is likely the fastest for up to 64 tokens, launched programmatically one after the other: µs as they were
+measured on an H200.
 
 Three things go on side by side, and a launch takes a little more than the longest: the read of all weights, the read of
 those of the busiest multiprocessor, which brings some 45 bytes a nanosecond, and its warps' work. So it matters most
-that tiles are about as many as multiprocessors, or many times as many.
+that tiles are about as many as multiprocessors, or many times as many. Where warps convert weights, their work is the
+longest: three warpgroups of a CTA, or two CTAs side by side, convert nearly as fast as one alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Pace(NamedTuple):
 class Costs(NamedTuple):
     """Of one way to multiply. `least`, `most`: rows of x that were measured, `split`: CTAs that shared k at most;
     `tile`, `adding`: µs of 128 rows by 64 tokens' results, and of adding up those that CTAs share; `paces`: by rows and
-    warpgroups that share k."""
+    warpgroups that share k; `converts`: whether warps convert weights, of which two CTAs side by side take no longer
+    than one; `power`: of the mean of what goes on side by side."""
 
     least: int
     most: int
@@ -44,6 +46,8 @@ class Costs(NamedTuple):
     tile: float
     adding: float
     paces: dict[tuple[int, int], Pace]
+    converts: bool = False
+    power: float = 4
 
 
 COSTS = {
@@ -58,17 +62,37 @@ COSTS = {
         (64, 1): Pace(0.09, 0.004), (128, 1): Pace(0.17, 0.0035), (192, 1): Pace(0.107, 0.0025),
         (64, 2): Pace(0.08, 0.0016),
     }),
+    "e4m3": Costs(1, 64, 8, 1.6, 0.85, {
+        (64, 1): Pace(0.238, 0.0018), (128, 1): Pace(0.25, 0.0006), (192, 1): Pace(0.328, 0.001),
+        (256, 1): Pace(0.479, 0.0007), (64, 2): Pace(0.11, 0.0006),
+    }, converts=True, power=2.5),
+    "signed": Costs(1, 64, 8, 1, 1.85, {
+        (64, 1): Pace(0.147, 0.0015), (128, 1): Pace(0.177, 0.0013), (192, 1): Pace(0.245, 0.001),
+        (256, 1): Pace(0.303, 0.0024), (64, 2): Pace(0.09, 0.0009),
+    }, converts=True, power=2.5),
+    "nibbles": Costs(1, 64, 8, 1.8, 0.66, {
+        (64, 1): Pace(0.117, 0.0016), (128, 1): Pace(0.141, 0.0006), (192, 1): Pace(0.212, 0.0013),
+        (256, 1): Pace(0.259, 0.0014), (64, 2): Pace(0.069, 0.0009),
+    }, converts=True, power=2.5),
+    "k_quants": Costs(33, 64, 8, 1.7, 0.8, {
+        (64, 1): Pace(0.275, 0.0009), (128, 1): Pace(0.19, 0.0014), (192, 1): Pace(0.333, 0.0013),
+        (256, 1): Pace(0.477, 0.0009), (64, 2): Pace(0.131, 0.001),
+    }, converts=True, power=2.5),
 }  # fmt: skip
 # thousands of bytes of weights that a CTA is brought in a µs, by rows and warpgroups that share k
 RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
-WIDENED = ("q8_0", "e4m3", "e4m3_channel", "e4m3_block")
+CONVERTED = {
+    "e4m3": ("e4m3", "e4m3_channel", "e4m3_block"),
+    "signed": ("q8_0",),
+    "nibbles": ("int4_g32", "int4_g64", "int4_g128", "q4_0"),
+    "k_quants": ("q4_k", "q5_k", "q6_k"),
+}
 TILE = frozenset({"tile_rows", "split", "share", "stream", "carried", "slices"})  # fields of a tile, but for tokens
 KEPT = 16  # tokens of slices in e4m3 up to which weights leave the L2 first
 SPLITS = (1, 2, 3, 4, 8)
 FEWEST_STEPS = 2  # tiles of k of a CTA
 MEMORY = 4700.0  # thousands of bytes that the memory gives in a µs
 BEFORE = 0.5  # of a ring is full before a launch has its tokens
-POWER = 4  # of the mean of what goes on side by side
 BEGIN, TURN = 1.0, 0.4  # µs of a launch, and of a further turn
 ADDING = {1: 0, 2: 0.6, 3: 0.2, 4: 0.4, 8: 0.4}  # of CTAs that share k
 LARGE, LEAST_ROWS = 128 * 64, 64
@@ -76,12 +100,14 @@ LARGE, LEAST_ROWS = 128 * 64, 64
 
 def multiplied(spec: PackedProduct) -> str:
     """How a spec's numbers are multiplied: "fast" and "exact" weights of 16 bits as they are, "scaled" ones in e4m3
-    with a scale a row, "widened" ones of 8 bits; "" for others."""
+    with a scale a row, those of a line of `CONVERTED` by tokens in bf16; "" for others."""
     if isinstance(spec.kind, Half):
         return spec.precision if spec.straight else ""
     if spec.scaled:
         return "" if spec.in_blocks or spec.promoted else "scaled"
-    return "widened" if spec.weights in WIDENED and spec.precision == "fast" and spec.x_dtype != f16 else ""
+    if spec.precision != "fast" or spec.x_dtype == f16:
+        return ""
+    return next((how for how, names in CONVERTED.items() if spec.weights in names), "")
 
 
 def is_open(fields: dict[str, Any]) -> bool:
@@ -99,7 +125,7 @@ def fastest(spec: P, fields: dict[str, Any], rows: int) -> P | None:
         return None
     found = candidates(type(spec), fields, rows, costs)
     chosen = min(found, key=lambda each: microseconds(each, rows), default=None)
-    if chosen is None or "evict_first" in fields:
+    if chosen is None or costs.converts or "evict_first" in fields:
         return chosen
     alone = rows <= chosen.tokens  # else other CTAs read the same weights
     return replace(chosen, evict_first=alone and (chosen.slices == 1 or not chosen.scaled or chosen.tokens <= KEPT))
@@ -108,10 +134,11 @@ def fastest(spec: P, fields: dict[str, Any], rows: int) -> P | None:
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int, costs: Costs) -> Iterator[P]:
     """Legal specs of a kernel type with these fields, whose tiles differ; CTAs share k where there is one for each."""
     counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= rows][:1]
+    most = PROCESSORS * (2 if costs.converts else 1)
     for count, (tile_rows, slices), split in product(counts, costs.paces, SPLITS):
         if tile_rows - LEAST_ROWS >= fields["n"]:
             continue  # rows that are not there were not measured
-        if split > 1 and (slices > 1 or split > costs.split or -(-fields["n"] // tile_rows) * split > PROCESSORS):
+        if split > 1 and (slices > 1 or split > costs.split or -(-fields["n"] // tile_rows) * split > most):
             continue
         tile = {"tokens": max(count, 2 * GROUP) if slices > 1 else count, "tile_rows": tile_rows, "split": split}
         try:
@@ -130,11 +157,13 @@ def microseconds(spec: PackedProduct, rows: int) -> float:
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     turns = -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
     beside = min(shape.resident, -(-clusters * shape.split // PROCESSORS))  # CTAs that share a multiprocessor
-    steps = turns * beside * spec.k / spec.columns / shape.split
+    steps = turns * spec.k / spec.columns / shape.split * (1 if costs.converts else beside)
     work = steps * (pace.columns + pace.token * at.tokens)
-    brought = max(0.0, steps * at.rows * ROW_BYTES - BEFORE * at.stages * at.stage_bytes) / (1000 * RATES[tile])
+    brought = 0.0  # of weights that are converted, always the shorter
+    if not costs.converts:
+        brought = max(0.0, steps * at.rows * ROW_BYTES - BEFORE * at.stages * at.stage_bytes) / (1000 * RATES[tile])
     read = spec.kind.nbytes(spec.n, spec.k) / (1000 * MEMORY)
-    longest: float = (work**POWER + brought**POWER + read**POWER) ** (1 / POWER)
+    longest: float = (work**costs.power + brought**costs.power + read**costs.power) ** (1 / costs.power)
     large = at.rows * at.tokens / LARGE
     adding = ADDING[shape.split] + (costs.adding * large if shape.split > 1 else 0)
     return longest + BEGIN + TURN * (turns - 1) + costs.tile * large + adding

@@ -421,6 +421,17 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str) -> 
     batch.step()
 
 
+def test_attention_finds_a_query_of_every_free_slot() -> None:
+    """Of a launch that rotates and appends, too: attention loads queries before it knows lengths."""
+    spec = small_spec("gemma2", num_hidden_layers=1)
+    model = Model(ArrayFile(spec, random_weights(spec), "bf16"), CpuDevice(mode="check"), "f32", chunk=1)
+    batch = model.batch(slots=3)
+    assert "rope_kv_append" in {op.spec.kernel_name for op in batch._step.program.ops}
+    batch.cache.zero()  # rows past a length are loaded early
+    batch.join(PROMPT)
+    assert list(batch.step()) == [0]
+
+
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=2)  # of the last, one row alone goes there
