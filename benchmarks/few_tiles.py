@@ -35,6 +35,7 @@ SHAPES = (
     (1536, 8960), (17920, 1536), (2560, 2560), (1536, 1536), (3584, 3584), (5120, 5120), (7168, 5120), (8192, 8192),
     (10240, 8192), (12288, 4096), (24576, 3072), (3072, 8192), (5120, 13824), (27648, 5120), (3584, 18944),
     (4608, 3584), (3072, 3072), (8192, 3072), (2304, 768), (5120, 2560),
+    (256, 2048), (512, 512), (512, 2048), (1024, 1024), (1024, 2048), (1536, 512),
 )  # fmt: skip
 TOKENS = {
     "fast": (8, 32, 64), "exact": (16, 32), "scaled": (16, 32), "e4m3": (8, 32, 64), "signed": (8, 32, 64),
@@ -49,7 +50,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "nibbles": {"weights": "int4_g128", "precision": "fast"},
     "k_quants": {"weights": "q4_k", "precision": "fast"},
 }
-FEWEST = 40  # CTAs of a tile that is measured
+FEWEST, SMALL = 40, 1536  # CTAs of a tile that is measured; below so many outputs all tiles are
 BYTES = 160e6  # of weights in turn: three times the L2
 GRAPH_US, REPLAYS, SETTLING = 700.0, 14, 3  # of each graph; replays that count, and before them
 
@@ -67,7 +68,8 @@ def choices(case: Case) -> dict[str, PackedGemm]:
     fields = {"n": case["n"], "k": case["k"], "out_dtype": bf16, "programmatic": True, **FIELDS[case["how"]]}
     found = {}
     for spec in candidates(PackedGemm, fields | {"evict_first": not costs.converts}, case["m"], costs):
-        if spec.slices > 1 or spec.split == 1 or -(-spec.n // spec.tile_rows) * spec.split >= FEWEST:
+        thin = -(-spec.n // spec.tile_rows) * spec.split < FEWEST and spec.n >= SMALL
+        if spec.slices > 1 or spec.split == 1 or not thin:
             found[named(spec)] = spec
     return found
 

@@ -14,7 +14,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
-from ptxgen.products.wgmma import passing, slices
+from ptxgen.products.wgmma import refusals
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.carried import CarriedResults, Carrier
@@ -26,12 +26,14 @@ from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.passing import Passing
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
-from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST
+from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST, SLICES
+from ptxgen.products.wgmma.slices import Slices
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
@@ -215,7 +217,7 @@ class PackedGemm(PackedProduct):
                 f"share: with split at most {MOST_CLUSTER} CTAs "
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
-        yield from rules.one_of("slices", self.slices, (1, slices.SLICES))
+        yield from rules.one_of("slices", self.slices, (1, SLICES))
         yield from rules.between("last_tiles", self.last_tiles, 0, 1 << 14)
         if self.by_row:
             yield from self._rules_of_integers()
@@ -266,7 +268,7 @@ class PackedGemm(PackedProduct):
             yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
         elif self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
-        elif self.slices > 1 and (wrong := slices.refusal(self)):
+        elif self.slices > 1 and (wrong := refusals.of_slices(self)):
             yield wrong
         else:
             yield from self._fits_registers(Geometry.of(self))
@@ -284,13 +286,9 @@ class PackedGemm(PackedProduct):
                 f"(got {self.tokens}; nearest: {most})"
             )
         elif self.carried and not at.carried:
-            yield (
-                'carried: is for rows of 16 bits, of weights as they lie, with precision "fast" and without an '
-                "activation, in whole tiles of one block a warpgroup and a multiple of 32 tokens, of three warpgroups "
-                "up to 128 (got carried=True; nearest: False)"
-            )
-        elif self.last_tiles:
-            yield from passing.refusal(self, at)
+            yield refusals.of_carried(self, self.tokens, at.shape)
+        elif self.last_tiles and (wrong := refusals.of_last_tiles(self, at)):
+            yield wrong
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
@@ -372,12 +370,12 @@ class PackedGemm(PackedProduct):
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)
         if at.shape.last:
-            passing.Passing(b, at, multiplier).build()
+            Passing(b, at, multiplier).build()
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
         sums = multiplier.sums
         if at.shape.slices > 1:
-            sums = slices.Slices(b, at, ring).build(tasks, sums)
+            sums = Slices(b, at, ring).build(tasks, sums)
         elif at.shape.split > 1:
             sums = Exchange(b, self, at, ring).build(tasks, sums)
         if at.carried:

@@ -23,10 +23,11 @@ RUNS = (
     "9be2c4570d1f",
     "f07a6e13b8d5",
     "c58e21b7d06a",
+    "83c4049d0c76",
 )
 # of the fastest, in the mean and at most
 NEAR = {
-    "fast": (1.01, 1.1), "exact": (1.01, 1.1), "scaled": (1.02, 1.1), "e4m3": (1.01, 1.15), "signed": (1.01, 1.1),
+    "fast": (1.01, 1.15), "exact": (1.01, 1.1), "scaled": (1.02, 1.1), "e4m3": (1.01, 1.15), "signed": (1.01, 1.1),
     "nibbles": (1.02, 1.2), "k_quants": (1.02, 1.1),
 }  # fmt: skip
 FEWEST = 8  # cases of a way to multiply whose tile was measured

@@ -81,15 +81,48 @@ def test_carried_or_not_the_results_are_the_same_bytes(few_processors: None) -> 
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"out_dtype": "f32"}, {"split": 2}, {"tokens": 104}, {"tile_rows": 256}, {"activation": "silu"}, {"n": 132},
-     {"weights": "q4_k"}, {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"precision": "exact"},
-     {"precision": "exact", "tokens": 64}, {"tile_rows": 192, "tokens": 192}],
+    ("fields", "reason"),
+    [
+        ({"weights": "q4_k"}, "16-bit weights (got weights='q4_k'; nearest: carried=False)"),
+        ({"weights": "e4m3", "x_dtype": "e4m3"}, "16-bit weights (got weights='e4m3'; nearest: carried=False)"),
+        ({"x_dtype": "f16"}, "weights as they lie (got x_dtype=f16; nearest: x_dtype=bf16)"),
+        ({"precision": "exact"}, "precision \"fast\" (got precision='exact'; nearest: precision='fast')"),
+        ({"activation": "silu"}, "results without an activation (got activation='silu'; nearest: carried=False)"),
+        ({"packed_out": True, "out_dtype": "f32"}, "results that are rows (got packed_out=True; nearest: carried=F"),
+        (
+            {"residual": True, "out_dtype": "f32"},
+            "results that are added to nothing (got residual=True; nearest: carried=F",
+        ),
+        ({"out_dtype": "f32"}, "rows of 16 bits (got out_dtype=f32; nearest: out_dtype=bf16)"),
+        ({"n": 132}, "rows of a multiple of 8 outputs (got n=132; nearest: carried=False)"),
+        ({"stream": True}, "whole tiles (got stream=True; nearest: stream=False)"),
+        ({"split": 2}, "CTAs that have all of k (got split=2; nearest: split=1)"),
+        ({"tile_rows": 256}, "one block of 64 rows a warpgroup (got tile_rows=256; nearest: tile_rows=128)"),
+        ({"tokens": 104}, "a multiple of 32 tokens (got tokens=104; nearest: tokens=96)"),
+        ({"tokens": 8}, "a multiple of 32 tokens (got tokens=8; nearest: tokens=32)"),
+    ],
     ids=str,
-)  # fmt: skip
-def test_what_cannot_be_carried_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=r"carried: .* \(got carried=True; nearest: False\)"):
+)
+def test_what_cannot_be_carried_is_refused(fields: dict[str, Any], reason: str) -> None:
+    """For the reason that it is, with the nearest that would do."""
+    with pytest.raises(SpecError, match=re.escape(f"carried: is for {reason}")):
         PackedGemm(**{**PLAIN, "n": 256, "k": 512, "tokens": 128, "tile_rows": 128, **fields})
+
+
+def test_three_warpgroups_carry_at_most_128_tokens() -> None:
+    with pytest.raises(SpecError, match=r"of tiles of 192 rows .* \(got tokens=192; nearest: tokens=128\)"):
+        PackedGemm(n=256, k=512, tokens=192, tile_rows=192, **PLAIN)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 32), (8, 32), (33, 64), (64, 64)])
+def test_few_rows_are_carried_in_tiles_of_32_tokens_and_more(rows: int, count: int, few_processors: None) -> None:
+    """Which have all of k, whatever the table has: that of the tile alone, and what `best` says."""
+    spec = PackedGemm.best(rows, n=264, k=384, **PLAIN)
+    assert (spec.tokens, Geometry.of(spec).carried) == (count, True)
+    plain = PackedGemm(n=264, k=1024, tokens=count, **PLAIN)
+    assert (Geometry.of(plain).shape.split, Geometry.of(plain).shape.resident) == (1, 1)
+    for each in (spec, plain):
+        tried(each, "check", 3 * count + 1, FAST)
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,19 @@ def test_the_results_are_those_of_whole_tiles(last: int, few_processors: None) -
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"tokens": 64}, "is for more than 64 tokens and several warpgroups"),
-        ({"tile_rows": 64}, r"is for more than 64 tokens and several warpgroups.*got 1; nearest: 0"),
-        ({"split": 2}, "is for more than 64 tokens and several warpgroups, and not with split"),
-        ({"stream": True}, "is for more than 64 tokens and several warpgroups, and not with split, stream"),
-        ({"weights": "e4m3_block", "x_dtype": "e4m3"}, "and not with split, stream or scales of blocks"),
-        ({"last_tiles": 2}, "what rows are left must be whole tiles"),
-        ({"n": 300}, "what rows are left must be whole tiles"),
-        ({"n": 192, "last_tiles": 3}, "of which there is one at least"),
-        ({"n": 320, "share": 2}, "what rows are left must be whole tiles"),
+        ({"tokens": 64}, r"is for more than 64 tokens \(got tokens=64; nearest: tokens=96\)"),
+        ({"tile_rows": 64}, r"is for tiles of several warpgroups \(got tile_rows=64; nearest: tile_rows=128\)"),
+        ({"split": 2}, r"is for CTAs that have all of k \(got split=2; nearest: split=1\)"),
+        ({"stream": True}, r"is for whole tiles \(got stream=True; nearest: stream=False\)"),
+        (
+            {"weights": "e4m3_block", "x_dtype": "e4m3"},
+            r"f32 adds up \(got weights='e4m3_block'; nearest: last_tiles=0",
+        ),
+        ({"last_tiles": 2}, r"before the last tiles must be whole tiles.* \(got last_tiles=2; nearest: last_tiles=1\)"),
+        ({"n": 300}, "before the last tiles must be whole tiles, at least one"),
+        ({"n": 192, "last_tiles": 3}, r"whole tiles, at least one.* \(got last_tiles=3; nearest: last_tiles=1\)"),
+        ({"n": 320, "share": 2}, r"as share tokens \(share=2\) \(got last_tiles=1; nearest: last_tiles=0\)"),
+        ({"n": 512, "last_tiles": 2, "share": 2}, r"\(share=2\) \(got last_tiles=2; nearest: last_tiles=0\)"),
         ({"last_tiles": -1}, "last_tiles: must be from 0 to"),
     ],
 )

@@ -162,6 +162,15 @@ def test_the_best_tile_is_legal(name: str, rows: int, more: dict[str, Any]) -> N
             assert supports(spec, WHERE)
 
 
+@pytest.mark.parametrize("rows", [8, 32, 64])
+@pytest.mark.parametrize(("n", "k"), [(256, 512), (256, 2048), (512, 512), (768, 1024), (1536, 256), (1536, 2048)])
+def test_small_matrices_have_tiles_of_rows_that_are_there(n: int, k: int, rows: int) -> None:
+    """In few CTAs nothing is read for long, so a tile's own work counts, whose rows must be no dead weight."""
+    spec = PackedGemm.best(rows, n=n, k=k, weights="bf16", precision="fast", out_dtype="bf16", programmatic=True)
+    assert n % spec.tile_rows == 0
+    assert spec.split == 1 or spec.k >= 2 * spec.columns * spec.split
+
+
 def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
     few = PackedGemm.best(128, n=2048, k=8192, precision="fast")
     many = PackedGemm.best(4096, n=4096, k=4096, precision="fast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -91,16 +92,39 @@ def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
     assert first.outputs["out"].tobytes() == second.outputs["out"].tobytes()
 
 
+MOST = 'at most 64 tokens, but for 16-bit weights as they lie with precision "fast"'
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [{"tile_rows": 128}, {"split": 2}, {"tokens": 104}, {"k": 320}, {"precision": "exact"}, {"weights": "q4_k"},
-     {"stream": True}, {"weights": "e4m3", "x_dtype": "e4m3"}, {"carried": True},
-     {"gated": True, "activation": "silu", "tile_rows": 256},
-     {"weights": "q4_k", "tokens": 16, "x_dtype": "f16", "by_row": True}],
+    ("fields", "reason"),
+    [
+        ({"tile_rows": 128}, "the rows of one warpgroup (got tile_rows=128; nearest: tile_rows=64)"),
+        (
+            {"gated": True, "activation": "silu", "tile_rows": 256},
+            "the rows of one warpgroup (got tile_rows=256; neare",
+        ),
+        ({"split": 2}, "CTAs that have all of k (got split=2; nearest: split=1)"),
+        ({"stream": True}, "CTAs that have all of k (got stream=True; nearest: stream=False)"),
+        (
+            {"carried": True},
+            "needs results stored by the warps that multiply (got carried=True; nearest: carried=False)",
+        ),
+        ({"tokens": 104}, "a multiple of 16 tokens (got tokens=104; nearest: tokens=96)"),
+        ({"tokens": 8}, "a multiple of 16 tokens (got tokens=8; nearest: tokens=16)"),
+        ({"k": 320}, "an even number of tiles of 64 columns (got k=320; nearest: slices=1)"),
+        ({"precision": "exact"}, f"{MOST} (got tokens=128; nearest: tokens=64)"),
+        ({"weights": "q4_k"}, f"{MOST} (got tokens=128; nearest: tokens=64)"),
+        ({"weights": "e4m3", "x_dtype": "e4m3"}, f"{MOST} (got tokens=128; nearest: tokens=64)"),
+        (
+            {"weights": "q4_k", "tokens": 16, "x_dtype": "f16", "by_row": True},
+            "does not go with by_row",
+        ),
+    ],
     ids=str,
-)  # fmt: skip
-def test_where_k_cannot_be_shared_it_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=r"slices: is for .* \(got slices=2; nearest: 1\)"):
+)
+def test_where_k_cannot_be_shared_it_is_refused(fields: dict[str, Any], reason: str) -> None:
+    """For the reason that it is, with the nearest that would do."""
+    with pytest.raises(SpecError, match=re.escape(reason)):
         PackedGemm(**{**SLICED, "n": 256, "k": 512, "tokens": 128, "out_dtype": "bf16", **fields})
 
 

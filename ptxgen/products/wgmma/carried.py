@@ -119,8 +119,8 @@ class Carrier:
             to, left = b.reg("carried_to", "u64"), b.reg("carried_left", "s32")
         with b.fragment("find_carried", "the lane's first token and its outputs"):
             row = b.op("mad.lo.u32", convert.scratch(b, "carried_row", "u32"), tasks.token_tile, at.tokens, self.token)
-            column = b.op("mad.lo.u32", convert.scratch(b, "carried_column_out", "u32"), tasks.group, at.unit_rows,
-                          self.column)  # fmt: skip
+            column = b.op("mad.lo.u32", convert.scratch(b, "carried_column_out", "u32"), tasks.group,
+                          at.rows // at.shape.units, self.column)  # fmt: skip
             b.op("mad.wide.u32", to, row, row_bytes, self.out)
             b.op("mad.wide.u32", to, column, spec.out_dtype.bytes, to)
             b.op("sub.s32", left, tasks.count, row)

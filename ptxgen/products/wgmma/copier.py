@@ -143,7 +143,7 @@ class Copier:
         at, is_last = self.at, self.tasks.is_last
         self._find_sources()
         if is_last is not None:
-            fewer = self.total - (at.records - at.unit_records) * at.tile_bytes
+            fewer = self.total - (at.records - at.shape.unit_records) * at.tile_bytes
             self.b.op("selp.b32", self.coming, fewer, self.total, is_last)
 
     def _find_sources(self) -> None:

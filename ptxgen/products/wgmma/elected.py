@@ -23,7 +23,7 @@ def elects(spec: PackedProduct, at: Geometry) -> bool:
     """Whether one lane brings everything: of weights as they lie, where every CTA has all its records, so that they lie
     one after the other. In e4m3 with few of them, several tiles in turn were slower so, and the cause was not found."""
     last = at.shape.last
-    there = (at.row_groups - last) * at.records + last * at.unit_records
+    there = (at.row_groups - last) * at.records + last * at.shape.unit_records
     in_a_row = there == spec.parts * spec.kind.records(spec.n)
     return in_a_row and spec.straight and not (spec.scaled and at.records <= FEW_RECORDS)
 
@@ -77,7 +77,7 @@ class ElectedCopier(Copier):
         for record in range(at.records):
             to = place[offset + at.token_bytes + record * at.tile_bytes]
             from_ = self.source[source + record * self.spec.kind.record_bytes(self.spec.k)]
-            self._copy(to, from_, at.tile_bytes, bell, pred if record < at.unit_records else of_all)
+            self._copy(to, from_, at.tile_bytes, bell, pred if record < at.shape.unit_records else of_all)
 
     def _tokens(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """Bring the tokens of a stage."""
@@ -156,7 +156,7 @@ class ElectedCopier(Copier):
 
     def _find_record(self) -> None:
         b, spec, tasks = self.b, self.spec, self.tasks
-        size = self.at.unit_records * spec.kind.record_bytes(spec.k)
+        size = self.at.shape.unit_records * spec.kind.record_bytes(spec.k)
         b.op("mad.wide.u32", self.source, tasks.group, size, tasks.weight)
         if tasks.is_last is not None:
             b.op("not.pred", self.is_whole, tasks.is_last)

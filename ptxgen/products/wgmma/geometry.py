@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.dtypes import f32
+from ptxgen.products.wgmma.refusals import of_carried
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.e4m3 import BLOCK
@@ -40,9 +41,20 @@ CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
 CROWDED_STREAM = {(2, 1): 192}  # and where CTAs share k evenly
 MOST_AT_ONCE = 104  # tokens of two blocks of rows that an activation turns to 16 bits at once
 MOST_BIASED = 128  # sums of three warpgroups beside which an activation with a bias has registers
-FEWEST_TIGHT = {2: 192, 3: 64}  # sums of so many warpgroups from which on weights that are converted leave few
+
+
+class Tight(NamedTuple):
+    """Sums of a row from which on weights that are converted leave few registers; whether those of 16 bits do, too, and
+    whether only where CTAs share k evenly."""
+
+    sums: int
+    of_halves: bool = True
+    in_streams: bool = False
+
+
+# by precision and warpgroups; of exact products one chunk is then on its way at a time
+TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
 ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")  # of 128 tokens clean with packed results, too
-EXACT_TIGHT = 96  # tokens of three of exact products, of which one chunk is then on its way at a time
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
 # registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -57,8 +69,6 @@ FACTOR_BYTES = 16  # of a stage beside a byte for every token
 # `MOST_ADDED` tokens whose k CTAs share
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
-CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
-CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
 MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -143,40 +153,37 @@ def _pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fac
 
 
 def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether registers are too few for sums and weights on their way to products: of two warpgroups that share k
-    evenly, of three, where 13 warps have 128 each, and of one with exact gate and up of int4_g128 whose k CTAs share:
-    ptxas spilled 4 to 56 bytes. Of 128 tokens without `stream` what was clean there stays as it is, but for some of
-    q5_k and of packed results of an activation."""
+    """Whether registers are too few for sums and weights on their way to products, so that ptxas spilled 4 to 56 bytes:
+    of two warpgroups that share k evenly, of three, where 13 warps have 128 each, and of one with exact gate and up of
+    int4_g128 whose k CTAs share. Of 128 tokens without `stream` those that spilled are a table: `_spilled`."""
     if not spec.converts:
         return False
-    if spec.precision == "exact":
-        if shape.groups == 1 and spec.gated and shape.split > 1:
-            return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
-        return shape.groups == 3 and tokens >= EXACT_TIGHT and not isinstance(spec.kind, Half)
-    if shape.groups == 2:
-        return spec.stream and tokens * shape.blocks >= FEWEST_TIGHT[2]
-    if shape.groups != 3 or tokens < FEWEST_TIGHT[3]:
+    how = (spec.precision, shape.groups)
+    if how == ("exact", 1) and spec.gated and shape.split > 1:
+        return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
+    if how == ("fast", 3) and tokens == MOST_SUMS[4] and not spec.stream:
+        return _spilled(spec, shape)
+    found = TIGHT.get(how)
+    if found is None or tokens * shape.blocks < found.sums:
         return False
-    if tokens != MOST_SUMS[4] or spec.stream:
-        return True
+    return (found.of_halves or not isinstance(spec.kind, Half)) and (spec.stream or not found.in_streams)
+
+
+def _spilled(spec: PackedProduct, shape: Shape) -> bool:
+    """Whether ptxas spilled of 128 tokens by 192 rows: by format, and by what else the tile has (residual, bias,
+    activation)."""
     if spec.activation and spec.packed_out:
         return spec.weights not in ROOMY
     shared = shape.share > 1
     activated = spec.activation and (shared or spec.out_dtype != f32)
-    beside = bool(spec.residual or activated or (spec.bias and shared))
-    more = spec.weights == "int4_g32" and spec.residual and shared
-    more = more or (spec.weights == "q6_k" and spec.residual and shape.split > 1)
-    return spec.weights == "q5_k" or (spec.kind.has_mins and beside) or more
+    beside = spec.residual or activated or (spec.bias and shared)
+    seen = {"q5_k": True, "int4_g32": spec.residual and shared, "q6_k": spec.residual and shape.split > 1}
+    return bool(seen.get(spec.weights, spec.kind.has_mins and beside))
 
 
 def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether other warps store results, of which registers must hold half meanwhile: seen of weights as they lie. A
-    tile's first product replaces its sums, which "exact" adds to."""
-    room = shape.groups < 3 or tokens <= CARRIED_BY_THREE
-    plain = spec.straight and not (spec.scaled or spec.packed_out or spec.stream or spec.activation)
-    plain = plain and spec.precision == "fast" and room
-    alone = shape.blocks == spec.parts == shape.split == shape.resident == shape.slices == 1
-    return spec.carried and plain and alone and stores_halves(spec) and tokens % CARRIED_TOKENS == 0
+    """Whether other warps store results."""
+    return spec.carried and not of_carried(spec, tokens, shape)
 
 
 @dataclass(frozen=True)
@@ -365,16 +372,6 @@ class Geometry:
     def rows(self) -> int:
         """Outputs of a CTA."""
         return self.records * TILE_ROWS // self.parts
-
-    @property
-    def unit_rows(self) -> int:
-        """Outputs that rows of tiles are counted in."""
-        return self.rows // self.shape.units
-
-    @property
-    def unit_records(self) -> int:
-        """Records of these."""
-        return self.records // self.shape.units
 
     @property
     def chunks(self) -> int:

@@ -169,12 +169,14 @@ class LaneCopier(Copier):
     def _find_record(self) -> None:
         """Where this lane's record begins."""
         b, spec, tasks = self.b, self.spec, self.tasks
-        record = b.op("mad.lo.u32", scratch(b, "copied_record", "u32"), tasks.group, self.at.unit_records, tasks.lane)
+        record = b.op(
+            "mad.lo.u32", scratch(b, "copied_record", "u32"), tasks.group, self.at.shape.unit_records, tasks.lane
+        )
         b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
         b.op("mad.wide.u32", self.source, record, spec.kind.record_bytes(spec.k), tasks.weight)
         if tasks.is_last is not None:
             b.note("lanes whose record no warpgroup has in this tile bring nothing")
-            b.op("setp.ge.u32", self.brings, tasks.lane, self.at.unit_records)
+            b.op("setp.ge.u32", self.brings, tasks.lane, self.at.shape.unit_records)
             b.op("setp.lt.and.u32", self.brings, tasks.lane, self.at.records, self.brings)
             b.op("and.pred", self.brings, self.brings, tasks.is_last)
             b.op("not.pred", self.brings, self.brings)

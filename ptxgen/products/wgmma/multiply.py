@@ -376,7 +376,7 @@ class Multiplier:
         (piece,) = self._trailing()
         record = scratch(b, "scaled_record", "u32")
         for block, place in enumerate(self.scales_at):
-            b.op("mad.lo.u32", record, group, at.unit_records // at.shape.blocks, warp)
+            b.op("mad.lo.u32", record, group, at.shape.unit_records // at.shape.blocks, warp)
             b.op("mad.lo.u32", record, record, at.shape.blocks, block)
             b.op("min.u32", record, record, spec.parts * kind.records(spec.n) - 1)
             b.op("mad.wide.u32", place, record, kind.record_bytes(spec.k), weight)

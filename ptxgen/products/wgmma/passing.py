@@ -6,29 +6,13 @@ pass give every stage back as soon as it is full: a stage is empty when all have
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.products.wgmma.multiply import Multiplier
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.geometry import Geometry
-    from ptxgen.products.wgmma.product import PackedProduct
-
-
-def refusal(spec: PackedProduct, at: Geometry) -> Iterator[str]:
-    """Why a product has no such tiles, if it has none."""
-    shape, records = at.shape, spec.parts * spec.kind.records(spec.n)
-    whole, left = divmod(records - shape.last * at.unit_records, at.records * shape.share)
-    if spec.tokens <= MOST_ROWS_FIRST or shape.groups == 1 or shape.split > 1 or spec.stream or spec.promotes:
-        reason = "is for more than 64 tokens and several warpgroups, and not with split, stream or scales of blocks"
-    elif whole < 1 or left or shape.last % shape.share:
-        reason = "what rows are left must be whole tiles, of which there is one at least"
-    else:
-        return
-    yield f"last_tiles: {reason} (got {shape.last}; nearest: 0)"
 
 
 class Passing:

@@ -45,8 +45,10 @@ INTEGER_TILES = (
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
-# of so many CTAs that there is room for at once; of three 36 had it and 40 had not, of six it was not measured
+# of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
+# four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
+SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
 
@@ -76,6 +78,11 @@ class Shape:
         return self.groups if self.last else 1
 
     @property
+    def unit_records(self) -> int:
+        """Records of that many rows."""
+        return 64 // TILE_ROWS * self.blocks * self.groups // self.units
+
+    @property
     def own_tiles(self) -> int:
         """Tiles of a stage that a warpgroup multiplies."""
         return self.tiles // self.slices
@@ -100,7 +107,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         apart = parts > 1 and (stores_halves(spec) or tile_rows == 64 * parts)  # a block of gate and one of up
         groups = max(1, tile_rows // (64 * parts if apart else 64))  # while one converts weights another's products run
         blocks = parts if apart else 1
-    alone = few and spec.share <= 1 and not spec.stream and spec.slices == 1
+    # carried results need all of k, and a multiprocessor to themselves: `of_carried` relies on it
+    alone = few and spec.share <= 1 and spec.slices == 1 and not (spec.stream or spec.carried)
     row_tiles = -(-rows // tile_rows)
     split = split or (_split(row_tiles, spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     gate = parts == 2 and isinstance(spec.kind, Half) and tokens <= FEWER_TOKENS
@@ -119,7 +127,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row:  # else a deeper ring is faster
         many = row_tiles > CLUSTERS[split]
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
-    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream)
+    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream) and not spec.carried
     if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
         plain = parts == 1 and isinstance(spec.kind, Half) and not spec.programmatic
         least, most = (LONG_PLAIN if plain else LONG).get((groups, tokens), (0, 0))

@@ -8,7 +8,6 @@ warpgroup. A sum of two numbers does not depend on their order, so both halves a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
@@ -16,30 +15,11 @@ from ptxgen.idioms import convert
 from ptxgen.products.wgmma.exchange import BYTES, VECTOR
 from ptxgen.products.wgmma.geometry import OCTET, WARPS, Geometry
 from ptxgen.products.wgmma.ring import Ring
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
+from ptxgen.products.wgmma.shape import SLICES
 from ptxgen.products.wgmma.tasks import Tasks
-
-if TYPE_CHECKING:
-    from ptxgen.products.wgmma.product import PackedProduct
 
 THREADS = 32 * WARPS
 MEETING = 3  # the barrier of both; results have those of each warpgroup, 1 and 2
-SLICES = 2
-
-
-def refusal(spec: PackedProduct) -> str:
-    """Why warpgroups cannot share k of that; "" where they can."""
-    plain = spec.straight and not spec.scaled and spec.precision == "fast"
-    other = spec.by_row or spec.stream or spec.carried or spec.kind.tile_k % spec.columns
-    even = spec.kind.tiles(spec.k) % SLICES == 0 and spec.tokens % (SLICES * OCTET) == 0
-    one = spec.tile_rows in (0, 64 * spec.parts) and spec.split in (0, 1)
-    if (plain or spec.tokens <= MOST_ROWS_FIRST) and one and even and not other:
-        return ""
-    return (
-        f"slices: is for tile_rows={64 * spec.parts}, an even number of tiles of {spec.kind.tile_k} columns and of "
-        f"octets of tokens, up to {MOST_ROWS_FIRST} tokens but for 16-bit weights in fast, with split=1 and without "
-        f"by_row, stream or carried (got slices={spec.slices}; nearest: 1)"
-    )
 
 
 class Slices:

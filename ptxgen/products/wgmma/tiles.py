@@ -16,8 +16,9 @@ from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma import few_tiles, last_turn
 from ptxgen.products.wgmma.geometry import WARPS, Geometry
+from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, of_integers
-from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, GROUP, ROW_BYTES, TOKENS
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
@@ -332,8 +333,9 @@ def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
     fewer times. Of a few tokens `few_tiles.py` has another measure."""
-    if fields.get("slices", 1) > 1 and rows < 2 * GROUP:  # which want as many tokens
-        fields = {"tokens": 2 * GROUP, **fields}
+    least = max(SLICED_TOKENS * (fields.get("slices", 1) > 1), CARRIED_TOKENS * bool(fields.get("carried")))
+    if rows < least:  # as these want so many tokens
+        fields = {"tokens": least, **fields}
     if tile := _measured(fields, rows):
         return _once(kernel(**fields | tile), fields, rows)
     found = list(candidates(kernel, fields, rows))
