@@ -6,7 +6,8 @@
 
 `us` of ours: launches of a step's graph back to back; "ptxgen-fast": batches with precision="fast". `host_us`: what
 `forward_to_token` (`Batch.step`) takes longer, token by token. `bytes`: weights, and keys and values at that depth.
-transformers compiles in processes of its own while ours is measured; it is timed alone, and ours are medians.
+Our steps of one sequence come first, with nothing else on the device. transformers compiles in processes of its own
+while batches are measured; it is timed when all of these have compiled a step, and ours are medians.
 `floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of a step's ops go to
 `decode_step_ops.jsonl` (`benchmarks.step_ops`). Every row is kept as soon as it is there; what fails or finds no time
 says why.
@@ -64,36 +65,49 @@ def transformers_step(run: Run, made: Transformers, name: str, batch: int, depth
 
 
 # the run --------------------------------------------------------------------------------------------------------------
+def one(ours: Ours, pair: tuple[str, str]) -> Task:
+    """Our steps of one sequence."""
+    # The depth between stands beside transformers, which runs bf16 alone; llama.cpp is measured at the other two.
+    depths = DEPTHS[1] if pair[1] == "bf16" else (DEPTHS[1][0], DEPTHS[1][-1])
+    return Task(case_of(*pair, 1, 0), "ptxgen", functools.partial(ours.single, *pair, depths), 6)
+
+
+def alone(ours: Ours, given: argparse.Namespace) -> Iterator[Task]:
+    """What is measured before anything else is on the device."""
+    first = [pair for pair in FIRST if chosen(pair, given)]
+    yield Task({}, "floor", ours.read, 5)
+    for pair in first:
+        yield one(ours, pair)
+    for pair in first:
+        if pair[1] == "bf16":
+            work = functools.partial(ours.persistent, *pair, DEPTHS[1])
+            yield Task(case_of(*pair, 1, 0), "ptxgen-persistent", work, 6)
+
+
 def tasks(
     run: Run, ours: Ours, llama: LlamaCpp | None, transformers: Mapping[str, Sequence[Transformers]],
     given: argparse.Namespace, ends: float,
 ) -> Iterator[Task]:  # fmt: skip
-    """Everything, the most important first. `transformers`: the processes by model, one for each part of
+    """Everything else, the most important first. `transformers`: the processes by model, one for each part of
     `TRANSFORMERS`."""
     first = [pair for pair in FIRST if chosen(pair, given)]
     packed = [name for name, weights in first if weights == "q4_k_m"]
     plain = [pair for pair in first if pair[1] == "bf16"]
+    every = list(itertools.chain(*transformers.values()))
 
-    def one(pair: tuple[str, str]) -> Task:
-        # The depth between stands beside transformers, which runs bf16 alone; llama.cpp is measured at the other two.
-        depths = DEPTHS[1] if pair in plain else (DEPTHS[1][0], DEPTHS[1][-1])
-        case, work = case_of(*pair, 1, 0), functools.partial(ours.single, *pair, depths)
-        return Task(case, "ptxgen", work, 6)
+    def is_ready(made: Transformers, sizes: tuple[int, int]) -> bool:
+        up = [each.is_up() for each in every]  # all are heard: one may wait for its cache to be filled
+        return all(up) and made.ready(sizes)
 
     def several(pair: tuple[str, str], slots: int) -> Task:
         case, work = case_of(*pair, slots, 512), functools.partial(ours.batch, *pair, slots, DEPTHS[slots])
         return Task(case, "ptxgen", work, 9)
 
-    yield Task({}, "floor", ours.read, 5)
-    yield from map(one, first)
-    for pair in plain:
-        work = functools.partial(ours.persistent, *pair, DEPTHS[1])
-        yield Task(case_of(*pair, 1, 0), "ptxgen-persistent", work, 6)
     for name, processes in transformers.items():
         for made, cases in zip(processes, TRANSFORMERS, strict=True):
             for sizes in cases:
                 work = functools.partial(transformers_step, run, made, name, *sizes)
-                ready = functools.partial(made.ready, sizes)
+                ready = functools.partial(is_ready, made, sizes)
                 yield Task(case_of(name, "bf16", *sizes), "transformers-compiled", work, 3, ready)
     if llama is not None:
         for name in packed:
@@ -107,7 +121,7 @@ def tasks(
     yield from (several(pair, 32) for pair in first)
     yield from (several(pair, slots) for slots in (2, 4) for pair in plain)
     more = [pair for pair in MORE if chosen(pair, given)]
-    yield from map(one, more)
+    yield from (one(ours, pair) for pair in more)
     yield from (several(pair, slots) for slots in (8, 32) for pair in more)
     for pair in reversed(first):
         work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
@@ -124,12 +138,15 @@ def main(run: Run, given: argparse.Namespace) -> None:
     wanted = [pair for pair in FIRST if chosen(pair, given)]
     llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
     plain = [name for name, weights in wanted if weights == "bf16" and given.transformers]
-    transformers = {name: [Transformers(name, cases) for cases in TRANSFORMERS] for name in plain}
+    transformers: dict[str, list[Transformers]] = {}
     try:
         if llama is not None:
             llama.write([name for name, weights in wanted if weights == WEIGHTS])
         with Run("decode_step_ops", gpu(), at_once=True) as ops:
             ours = Ours(run, ops, open_device("cuda"))
+            work_off(run, list(alone(ours, given)), ends)
+            for name in plain:
+                transformers[name] = [Transformers(name, cases) for cases in TRANSFORMERS]
             work_off(run, list(tasks(run, ours, llama, transformers, given, ends)), ends)
     finally:
         for each in (*itertools.chain(*transformers.values()), *((llama,) if llama is not None else ())):

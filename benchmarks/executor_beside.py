@@ -28,9 +28,8 @@ import numpy as np
 from benchmarks.cases.cpu_executor import CASES, CHECKED
 from benchmarks.documents.cpu_executor import NAMES, table, write
 from benchmarks.report.command import command
-from benchmarks.report.rows import Run, load
+from benchmarks.report.rows import Run, commit, load
 from benchmarks.report.sentence import in_a_sentence
-from benchmarks.start_up import commit_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "cpu-executor.md"
@@ -140,7 +139,7 @@ class Executor:
 def measure(run: Run, given: argparse.Namespace) -> None:
     """Add two rows of each launch and mode, and of each first launch."""
     checkouts = {"before": Path(given.beside).resolve(), "ptxgen": ROOT}
-    commits = {name: commit_of(path) for name, path in checkouts.items()}
+    commits = {name: commit(path) for name, path in checkouts.items()}
     work = jobs(given.warm)
 
     def add(case: dict[str, Any], times: dict[str, list[float]]) -> None:

@@ -36,6 +36,7 @@ class Transformers:
     """The steps of a model in a process of its own. `cases` come in their order; `ready` says when one has come."""
 
     def __init__(self, model: str, cases: Sequence[Batch]) -> None:
+        self._first = cases[0]
         command = [sys.executable, "-m", __name__, model, *(f"{batch}x{depth}" for batch, depth in cases)]
         root = RESULTS.parent.parent
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
@@ -64,6 +65,13 @@ class Transformers:
             except queue.Empty:
                 return False
         return True
+
+    def is_up(self) -> bool:
+        """Whether the first case is compiled, or the process has ended: until then it uses the GPU without asking."""
+        try:
+            return self.ready(self._first)
+        except RuntimeError:
+            return True
 
     def measure(self, case: Batch) -> dict[str, Any]:
         """{"us"} or {"why"} of a case that is ready."""

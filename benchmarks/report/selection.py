@@ -122,5 +122,5 @@ def commits_of(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def span(ratios: Sequence[float]) -> str:
     """The least and the largest of ratios."""
-    least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return least if least == most else f"{least} to {most}"

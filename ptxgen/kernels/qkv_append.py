@@ -37,7 +37,8 @@ class QkvAppend(KernelType):
     x f32 `[1, k]`; weight packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q, then of k, then of v; q f32
     `[1, n_heads, head_dim]`; caches `[n_kv_heads, max_len or ring, head_dim]`; position s32 `[1]`. The norm before it
     and the bias are `Gemv`'s, and so is its exactness. The first `rotary_dim` elements of a head of q and k rotate in
-    pairs of neighbours; the rotation is `Rope`'s of style "norm". A position outside the cache writes nothing.
+    pairs of neighbours; the rotation is `Rope`'s of style "norm". A position outside the cache writes nothing, q
+    neither: then there is no token.
 
     With `v_weights` the rows of v are a matrix of their own, v_weight, and CTAs take the one or the other.
 

@@ -17,6 +17,7 @@ from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.geometry import takes as few_takes
+from ptxgen.products.product import most_columns
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, DIGITS_BY_ROW, columns, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
@@ -116,7 +117,8 @@ class Products(Draft):
             given["norm_weight"] = self._norm_weight(norm)
         if bias:
             given["bias"] = bias
-        kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
+        one = self.is_token(rows) and self._stays(k, held.format)
+        kernel, sizes = ("gemv", {}) if one else ("gemm", {"rows": rows})
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
@@ -141,6 +143,12 @@ class Products(Draft):
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
             fields |= {name: getattr(tiles, name) for name in TILE}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+
+    def _stays(self, k: int, name: str) -> bool:
+        """Whether a row of so many columns has room in shared memory, where the kernel of one token keeps it, beside
+        weights of a format; that of several rows reads it from memory."""
+        kind = weight_format(name).fitted(k)
+        return kind.tiles(k) * kind.tile_k <= most_columns(kind, parse_target(self.target))
 
     def _digit_gemm(self, **fields: Any) -> DigitGemm:
         """The product of digits with these fields whose shares are likely the fastest."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.targets import Target
+    from ptxgen.weights.format import WeightFormat
 
 
 KEPT_FREE = 4096  # of shared memory, for sums
@@ -46,6 +47,11 @@ def input_rules(
     yield from rules.one_of("norm", norm, ("", "rms"))
     yield from rules.between("eps", eps, 0.0, 1.0)
     yield from rules.between("norm_offset", norm_offset, -16.0, 16.0)
+
+
+def most_columns(kind: WeightFormat, target: Target) -> int:
+    """Columns of a row of x that have room in shared memory, in whole tiles of a format."""
+    return (target.shared_limit - KEPT_FREE) // 4 // kind.tile_k * kind.tile_k
 
 
 class Tokens(NamedTuple):
@@ -86,9 +92,8 @@ class Product(Weighted):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
-        most = (target.shared_limit - KEPT_FREE) // 4
+        most = most_columns(self.kind, target)
         if self.padded_k > most and self.stages(target):
-            most = most // self.kind.tile_k * self.kind.tile_k
             yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
 
     # -- what follows from the fields ------------------------------------------------------------------------------

@@ -120,13 +120,26 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     ours = Ours(run, run, device)
     given = argparse.Namespace(models="", weights="", transformers=True)
     peers = dict.fromkeys(("llama-3.2-1b", "llama-3-8b"), [mock.Mock()] * len(decode_step.TRANSFORMERS))
+    first = list(decode_step.alone(ours, given))
+    assert [(task.case["model"], task.case["weights"]) for task in first[1:7]] == list(our_steps.FIRST)
+    assert {task.impl for task in first} == {"floor", "ptxgen", "ptxgen-persistent"}
     made = list(decode_step.tasks(run, ours, None, peers, given, 0.0))
-    assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(our_steps.FIRST)
-    impls = {"floor", "ptxgen", "ptxgen-persistent", "ptxgen ops", "transformers-compiled"}
-    assert {task.impl for task in made} == impls
+    assert {task.impl for task in made} == {"ptxgen", "ptxgen ops", "transformers-compiled"}
     given = argparse.Namespace(models="llama-3.2-1b", weights="bf16", transformers=False)
-    few = list(decode_step.tasks(run, ours, None, {}, given, 0.0))
+    few = [*decode_step.alone(ours, given), *decode_step.tasks(run, ours, None, {}, given, 0.0)]
     assert {task.case["model"] for task in few[1:]} == {"llama-3.2-1b"}
+
+
+def test_transformers_is_timed_when_all_its_processes_have_compiled_a_step(device: CpuDevice) -> None:
+    run = Run("decode_step", "a GPU")
+    given = argparse.Namespace(models="", weights="", transformers=True)
+    fast, slow = mock.Mock(), mock.Mock()
+    fast.ready.return_value, slow.is_up.return_value = True, False
+    made = decode_step.tasks(run, Ours(run, run, device), None, {"llama-3.2-1b": [fast, slow]}, given, 0.0)
+    task = next(task for task in made if task.impl == "transformers-compiled")
+    assert not task.ready()
+    slow.is_up.return_value = True
+    assert task.ready()
 
 
 def test_rows_of_a_step_in_one_launch(device: CpuDevice) -> None:

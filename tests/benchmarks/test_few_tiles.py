@@ -24,11 +24,12 @@ RUNS = (
     "f07a6e13b8d5",
     "c58e21b7d06a",
     "83c4049d0c76",
+    "e3fc56bbfbc4",
 )
 # of the fastest, in the mean and at most
 NEAR = {
-    "fast": (1.01, 1.15), "exact": (1.01, 1.1), "scaled": (1.02, 1.1), "e4m3": (1.01, 1.15), "signed": (1.01, 1.1),
-    "nibbles": (1.02, 1.2), "k_quants": (1.02, 1.1),
+    "fast": (1.01, 1.15), "exact": (1.01, 1.1), "scaled": (1.02, 1.12), "e4m3": (1.01, 1.13), "signed": (1.01, 1.08),
+    "nibbles": (1.02, 1.13), "k_quants": (1.01, 1.03),
 }  # fmt: skip
 FEWEST = 8  # cases of a way to multiply whose tile was measured
 

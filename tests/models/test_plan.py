@@ -220,6 +220,8 @@ def test_with_a_weight_format_it_is_every_kernel_of_the_model(tmp_path: Path) ->
         whole_plan(dataclasses.replace(model, hidden=11000), "q4_k", "sm_90")
     with pytest.raises(SpecError, match=r"k: must be at most \d+ on sm_75"):
         whole_plan(dataclasses.replace(model, hidden=16384), "f16", "sm_75")
+    wide = whole_plan(dataclasses.replace(model, hidden=28672), "q8_0", "sm_120")
+    assert {type(each.spec).__name__ for each in wide if each.role == "down_proj"} == {"Gemm"}
 
 
 def test_generate_config_writes_a_directory_that_golden_checks(

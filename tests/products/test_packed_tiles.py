@@ -11,7 +11,7 @@ from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS, FACTORED_REGISTERS, FORMATS
-from ptxgen.products.wgmma import geometry, tiles, tokens
+from ptxgen.products.wgmma import few_tiles, geometry, tiles, tokens
 from ptxgen.products.wgmma.geometry import REGISTERS, Geometry
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
@@ -315,8 +315,10 @@ def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -
 def test_few_tokens_have_a_tile_of_converted_weights(n: int, k: int, weights: str, rows: int) -> None:
     for residual in (False, True):
         spec = PackedGemm.best(rows, n=n, k=k, weights=weights, precision="fast", programmatic=True, residual=residual)
+        costs = few_tiles.COSTS[few_tiles.multiplied(spec)]
         assert supports(spec, WHERE)
         assert spec.tokens >= rows
+        assert (spec.tile_rows, spec.slices) in costs.paces or not costs.least <= rows <= costs.most
 
 
 def test_weights_that_are_converted_have_many_warps_that_convert() -> None:
@@ -324,7 +326,6 @@ def test_weights_that_are_converted_have_many_warps_that_convert() -> None:
     for weights in ("e4m3_channel", "q8_0", "int4_g128"):
         spec = PackedGemm.best(32, weights=weights, **fields)
         assert (spec.tile_rows, spec.split) == (192, 4), weights
-        assert PackedGemm.best(32, weights=weights, **fields, tile_rows=64).tile_rows == 64
 
 
 SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
@@ -333,6 +334,7 @@ SLICED: tuple[tuple[int, dict[str, Any], bool], ...] = (
     (32, {"n": 8960, "k": 1536, "gated": True, "activation": "silu", "precision": "exact"}, False),
     (32, {"n": 5632, "k": 2048, "gated": True, "activation": "silu", "precision": "exact"}, True),
     (32, {"n": 8192, "k": 8192, "weights": "e4m3_channel"}, True),
+    (64, {"n": 4096, "k": 4096, "weights": "q8_0"}, True),
     (64, {"n": 28672, "k": 4096, "weights": "q8_0"}, False),
     (64, {"n": 4096, "k": 4096, "weights": "q4_k"}, False),
     (64, {"n": 4096, "k": 4096, "weights": "e4m3_channel", "x_dtype": e4m3}, True),

@@ -4,7 +4,7 @@ measured on an H200.
 Three things go on side by side, and a launch takes a little more than the longest: the read of all weights, the read of
 those of the busiest multiprocessor, which brings some 45 bytes a nanosecond, and its warps' work. So it matters most
 that tiles are about as many as multiprocessors, or many times as many. Where warps convert weights, their work is the
-longest: three warpgroups of a CTA, or two CTAs side by side, convert nearly as fast as one alone.
+longest: each of three warpgroups of a CTA, or of two CTAs side by side, converts nearly as fast as one alone.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Pace(NamedTuple):
 class Costs(NamedTuple):
     """Of one way to multiply. `least`, `most`: rows of x that were measured, `split`: CTAs that shared k at most;
     `tile`, `adding`: µs of 128 rows by 64 tokens' results, and of adding up those that CTAs share; `paces`: by rows and
-    warpgroups that share k; `converts`: whether warps convert weights, of which two CTAs side by side take no longer
-    than one; `power`: of the mean of what goes on side by side."""
+    warpgroups that share k; `converts`: whether warps convert weights, which two CTAs side by side do in the time of
+    one; `power`: of the mean of what goes on side by side."""
 
     least: int
     most: int
@@ -68,7 +68,7 @@ COSTS = {
         (64, 1): Pace(0.238, 0.0018), (128, 1): Pace(0.25, 0.0006), (192, 1): Pace(0.328, 0.001),
         (256, 1): Pace(0.479, 0.0007), (64, 2): Pace(0.11, 0.0006),
     }, converts=True, power=2.5),
-    "signed": Costs(1, 64, 8, 1, 1.85, {
+    "signed": Costs(1, 32, 8, 1, 1.85, {
         (64, 1): Pace(0.147, 0.0015), (128, 1): Pace(0.177, 0.0013), (192, 1): Pace(0.245, 0.001),
         (256, 1): Pace(0.303, 0.0024), (64, 2): Pace(0.09, 0.0009),
     }, converts=True, power=2.5),
@@ -83,6 +83,7 @@ COSTS = {
 }  # fmt: skip
 # thousands of bytes of weights that a CTA is brought in a µs, by rows and warpgroups that share k
 RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
+# Formats that are converted alike: of each line one was measured, e4m3_channel, q8_0, int4_g128 and q4_k.
 CONVERTED = {
     "e4m3": ("e4m3", "e4m3_channel", "e4m3_block"),
     "signed": ("q8_0",),
@@ -161,7 +162,7 @@ def microseconds(spec: PackedProduct, rows: int) -> float:
     beside = min(shape.resident, -(-clusters * shape.split // PROCESSORS))  # CTAs that share a multiprocessor
     steps = turns * spec.k / spec.columns / shape.split * (1 if costs.converts else beside)
     work = steps * (pace.columns + pace.token * at.tokens)
-    brought = 0.0  # of weights that are converted, always the shorter
+    brought = 0.0  # of weights that are converted: in less time than it takes to convert them
     if not costs.converts:
         brought = max(0.0, steps * at.rows * ROW_BYTES - BEFORE * at.stages * at.stage_bytes) / (1000 * RATES[tile])
     read = spec.kind.nbytes(spec.n, spec.k) / (1000 * MEMORY)

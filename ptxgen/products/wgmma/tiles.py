@@ -101,6 +101,7 @@ SLICED = (
     ("fast", True, 9, 64, 176, 0, 1, 8, True),
     ("exact", True, 9, 32, 176, 2048, 1, 8, True),
     ("scaled", False, 33, 64, 32, 0, 1, 2, False),
+    ("signed", False, 33, 64, 32, 0, 2, 2, False),
 )
 
 

@@ -21,6 +21,7 @@ from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.sequenced import chunks
+from ptxgen.targets import target
 from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, expected_tokens, llama2c, random_weights, small_spec
 from tests.tools.record_families import N_TOKENS, PROMPT, RECORD
@@ -419,6 +420,18 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str) -> 
         assert [tokens[0] for tokens in found.values()] == want[:1] * slots
     batch.leave(0)  # what a free slot has in its place is written, too
     batch.step()
+
+
+def test_rows_too_long_for_shared_memory_go_through_the_kernel_of_several() -> None:
+    """Of GPUs with 99 KB of it, as of a 32B model on sm_89: 27648 columns."""
+    device = CpuDevice(mode="random")
+    device.target = target("sm_89")
+    spec = small_spec("llama", intermediate_size=27648, num_hidden_layers=1, max_position_embeddings=32)
+    file = ArrayFile(spec, random_weights(spec), "q8_0")
+    model = Model(file, device, "f32", chunk=4)
+    kernels = {op.role: op.spec.kernel_name for op in model.program("decode").ops}
+    assert (kernels["down_proj"], kernels["gate_up"]) == ("gemm", "gemv")
+    assert model.generate(PROMPT[:5], 3)[5:] == ReferenceModel(spec, file.values()).generate(PROMPT[:5], 3)
 
 
 def test_attention_finds_a_query_of_every_free_slot() -> None:
