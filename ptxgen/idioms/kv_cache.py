@@ -232,7 +232,8 @@ def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, np.ndarray], positions: np.ndarray,
                 a: Mapping[str, Any]) -> None:  # fmt: skip
-    """Write f32 rows `{"k", "v"}` `[rows, n_kv_heads, head_dim]` to the caches in `out`; outside positions nothing.
+    """Write f32 rows `{"k", "v"}`, or one of them, `[rows, n_kv_heads, head_dim]` to the caches in `out`; outside
+    positions nothing.
 
     `a` are the kernel's arguments, of which pages are found in `page_table` and `n_pages`.
     """
@@ -252,7 +253,7 @@ def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, 
                 where = (page, position % spec.page_size)
         elif spec.batched:
             where = (r, slice(None), position % (spec.ring or spec.max_len))
-        for x in "kv":
+        for x in (name for name in "kv" if name in rows):
             row = rows[x][r].astype(np.float32)
             if spec.kv_dtype == s8:
                 row, out[f"{x}_scales"][where] = quantise_rows(row)

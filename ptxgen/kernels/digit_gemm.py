@@ -21,7 +21,7 @@ from ptxgen.products.bytes.units import Units
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.few.columns import FewColumns
+from ptxgen.products.few.columns import FewColumns, SpanColumns
 from ptxgen.products.few.results import HalfResults, NormedResults
 from ptxgen.products.product import Tokens
 from ptxgen.products.readings import EXACT, ONE_DIGIT
@@ -51,10 +51,10 @@ class DigitGemm(Weighted):
     scalar, or `[1]` in device memory when `indirect`; rows from there on are not written. Products of a scale's columns
     are exact integers; of the whole the error is about 3e-7. A token's result depends neither on the number of tokens
     nor on their order. sm_90.
-    With weights in bf16 x is bf16 digits `[ceil(rows / 8), units of 64 columns, elements of a unit]`
+    With weights in bf16, and with `halves`, x is bf16 digits `[ceil(rows / 8), units, elements of a unit]`
     (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one, to which x
-    is rounded (2e-3). `packed_out`: out is so, too, `[ceil(rows / 8), n / 64, elements of a unit]`, with zeros for
-    tokens of a tile from n_rows on.
+    is rounded (2e-3). Units have 64 columns, or before K-quants 256 and sums of x. `packed_out`: out is so, too, as
+    weights of the same kind read it, with zeros for tokens of a tile from n_rows on.
     `norm_out`: beside out go what a product with `norm` reads, digits of out · (norm_offset + norm_weight) to `digits`,
     packed so, too, and to out_squares `[ceil(rows / 8), 8, n / 16]` the sums of squares of out over 16 columns each.
     `norm` "rms": x is such digits, and results are divided by sqrt(mean square + eps), before bias and activation, of
@@ -83,6 +83,7 @@ class DigitGemm(Weighted):
     norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
     share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
+    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as it is with weights in bf16 anyway")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
@@ -104,13 +105,17 @@ class DigitGemm(Weighted):
         dict(n=64, k=256, weights="bf16", packed_out=True, indirect=True),
         dict(n=256, k=256, weights="bf16", residual=True, norm_out=True, norm_offset=1.0, split=2),
         dict(n=2304, k=256, weights="bf16", precision="fast", residual=True, norm_out=True, norm="rms", share=2),
+        dict(n=256, k=1024, halves=True, norm="rms", residual=True, norm_out=True, split=2, programmatic=True),
+        dict(
+            n=256, k=256, weights="q6_k", halves=True, precision="fast", activation="silu", gated=True, packed_out=True
+        ),
     )
 
     def rules(self) -> Iterator[str]:
         found = list(self._rules_of_fields())
         yield from found
         if not found and not self.runs.fits:
-            if self.halves and few.takes(self.kind, self.k, self.precision):
+            if self.of_halves and few.takes(self.kind, self.k, self.precision):
                 nearest = few.best_split(self.kind.records(self.n), self.parts, self.kind, self.k, self.precision)
                 yield f"split: {self.k} inputs do not fit in shared memory (got {self.split}; nearest: {nearest})"
             else:
@@ -139,13 +144,13 @@ class DigitGemm(Weighted):
         """Of weights that are known."""
         if self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the units of k (got {self.split}; nearest: 1)"
-        if self.weights in few.FORMATS:
+        if self.of_halves:
             if self.tokens != layout.TOKENS:
-                yield f"tokens: with weights in {self.weights} they are 8 (got {self.tokens}; nearest: 8)"
-            if self.kind.tiles(self.k) % self.split:
+                yield f"tokens: with bf16 digits they are 8 (got {self.tokens}; nearest: 8)"
+            if not few.divides(self.kind, self.k, self.split):
                 yield f"split: must divide the {self.kind.tiles(self.k)} tiles of k (got {self.split}; nearest: 1)"
         elif self.precision == "fast":
-            yield f"precision: {self.weights} is exact (got {self.precision!r}; nearest: exact)"
+            yield f"precision: digits of bytes are exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
         yield from self._rules_of_norms()
@@ -153,22 +158,27 @@ class DigitGemm(Weighted):
     def _rules_of_norms(self) -> Iterator[str]:
         """Of norms, and of CTAs that share x: what only bf16 digits have."""
         for name, value, nearest in (("norm", self.norm, ""), ("norm_out", self.norm_out, False)):
-            if value and not self.halves:
-                yield f"{name}: needs weights in bf16 (got weights={self.weights!r}; nearest: {name}={nearest!r})"
-        if self.share > 1 and not (self.halves and self.split == 1 and self.runs.ctas % self.share == 0):
-            yield f"share: needs weights in bf16, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
+            if value and not self.of_halves:
+                yield f"{name}: needs bf16 digits (got halves=False; nearest: {name}={nearest!r})"
+        if self.share > 1 and not (self.of_halves and self.split == 1 and self.runs.ctas % self.share == 0):
+            yield f"share: needs bf16 digits, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
         if self.norm_out:
-            yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
+            yield from self._rules_of_units()
             if not self.residual:
                 yield "norm_out: needs a residual stream (got residual=False; nearest: residual=True)"
 
     def _rules_of_packing(self) -> Iterator[str]:
         """Of results that are packed."""
-        yield from rules.multiple_of("n", self.n, few_layout.UNIT, few_layout.UNIT, 1 << 20)
-        if not self.halves:
-            yield f"packed_out: needs weights in bf16 (got weights={self.weights!r}; nearest: packed_out=False)"
+        yield from self._rules_of_units()
+        if not self.of_halves:
+            yield "packed_out: needs bf16 digits (got halves=False; nearest: packed_out=False)"
         if self.residual:
             yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
+
+    def _rules_of_units(self) -> Iterator[str]:
+        """Of results in whole units."""
+        unit = few_layout.columns(sums=self.sums)
+        yield from rules.multiple_of("n", self.n, unit, unit, 1 << 20)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -179,7 +189,7 @@ class DigitGemm(Weighted):
     def runs(self) -> TokenRuns:
         """How the work is shared out."""
         records = self.kind.records(self.n)
-        if self.halves:
+        if self.of_halves:
             return few.share_few(records, self.parts, self.kind, self.k, self.precision, self.split)
         return share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split)
 
@@ -190,26 +200,31 @@ class DigitGemm(Weighted):
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
         if output == "digits" or self.packed_out:
-            yield from few_layout.readings(output, values, self.digits, EXACT)
+            yield from few_layout.readings(output, values, self.digits, EXACT, sums=self.sums)
         else:
             yield Reading(output, values, EXACT)
 
     @property
-    def halves(self) -> bool:
+    def of_halves(self) -> bool:
         """Whether digits are bf16 numbers."""
-        return self.weights in few.FORMATS
+        return self.halves or self.weights in few.FORMATS
+
+    @property
+    def sums(self) -> bool:
+        """Whether bf16 digits have sums of x beside them, in all that is packed."""
+        return self.kind.span > 0
 
     @property
     def digits(self) -> int:
         """How many."""
-        return few_layout.DIGITS[self.precision] if self.halves else layout.DIGITS
+        return few_layout.DIGITS[self.precision] if self.of_halves else layout.DIGITS
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
         """A spec with these fields whose `tokens`, `split` and `share` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
-        if kind.name in few.FORMATS:
+        if fields.get("halves") or kind.name in few.FORMATS:
             precision, parts = fields.get("precision", "exact"), 2 if fields.get("gated") else 1
             shape = kind.records(fields["n"]), parts, kind, fields["k"], precision
             split = few.best_split(*shape)
@@ -220,20 +235,24 @@ class DigitGemm(Weighted):
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
         out = [buffer("x", u8, *layout.shape(self.k), align=16)]
-        if self.halves:
-            out = [buffer("x", bf16, *few_layout.shape(self.k, self.digits), align=16)]
+        if self.of_halves:
+            out = [buffer("x", bf16, *few_layout.shape(self.k, self.digits, sums=self.sums), align=16)]
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
         if self.packed_out:
-            out.append(buffer("out", bf16, *few_layout.shape(self.n, self.digits), access="out", align=16))
+            out.append(
+                buffer("out", bf16, *few_layout.shape(self.n, self.digits, sums=self.sums), access="out", align=16)
+            )
         else:
             out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
         if self.norm:
             out.append(buffer("squares", f32, *few_layout.squares_shape(self.k), align=16))
         if self.norm_out:
             out.append(buffer("norm_weight", f32, self.n, align=4))
-            out.append(buffer("digits", bf16, *few_layout.shape(self.n, self.digits), access="out", align=16))
+            out.append(
+                buffer("digits", bf16, *few_layout.shape(self.n, self.digits, sums=self.sums), access="out", align=16)
+            )
             out.append(buffer("out_squares", f32, *few_layout.squares_shape(self.n), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
@@ -283,7 +302,9 @@ class DigitGemm(Weighted):
         )
 
     def _columns(self, b: Builder, at: TokenRuns, vector: Shared) -> Columns:
-        if self.halves:
+        if self.of_halves and self.kind.span:
+            return SpanColumns(b, self.kind, self.digits, vector)
+        if self.of_halves:
             return FewColumns(b, self.kind, self.digits, vector)
         return TokenColumns(b, self.kind, at.groups, vector)
 
@@ -308,7 +329,7 @@ class DigitGemm(Weighted):
         x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         squares = {"squares": few_layout.squares(x / rng.uniform(0.5, 2.0, self.k).astype(np.float32))}
         return {
-            "x": few_layout.pack(x, self.digits) if self.halves else layout.pack(x),
+            "x": few_layout.pack(x, self.digits, sums=self.sums) if self.of_halves else layout.pack(x),
             "weight": weight,
             "n_rows": n_rows_given(sizes, self.indirect),
             **(squares if self.norm else {}),
@@ -318,7 +339,7 @@ class DigitGemm(Weighted):
         import numpy as np
 
         count, out = rows_of(a), a["out"].copy()
-        unpacked = partial(few_layout.unpack, digits=self.digits) if self.halves else layout.unpack
+        unpacked = partial(few_layout.unpack, digits=self.digits, sums=self.sums) if self.of_halves else layout.unpack
         x = unpacked(a["x"], count, self.k)
         if self.norm:
             total = a["squares"].reshape(-1, self.k // TILE_ROWS)[:count].astype(np.float64).sum(1, keepdims=True)
@@ -327,7 +348,7 @@ class DigitGemm(Weighted):
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
         if self.packed_out:
-            packed = few_layout.pack(y.astype(np.float32), self.digits)
+            packed = few_layout.pack(y.astype(np.float32), self.digits, sums=self.sums)
             out[: len(packed)] = packed
         else:
             out[:count] = y.astype(np.float32)
@@ -337,7 +358,8 @@ class DigitGemm(Weighted):
         """What a product reads that norms the rows."""
         import numpy as np
 
-        found = {"digits": few_layout.pack(rows * (a["norm_weight"] + np.float32(self.norm_offset)), self.digits)}
+        gains = a["norm_weight"] + np.float32(self.norm_offset)
+        found = {"digits": few_layout.pack(rows * gains, self.digits, sums=self.sums)}
         found["out_squares"] = few_layout.squares(rows)
         for name, packed in found.items():
             whole = a[name].copy()

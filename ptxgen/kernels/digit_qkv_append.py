@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ptxgen import lengths
+from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
@@ -28,19 +28,24 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+# rows of the weights, by whose they are: from the first of q, or of v, to the last of k, or of v
+HEADS = {"qkv": (0, 2), "qk": (0, 1), "v": (1, 2)}
+
+
 @kernel_type
 class DigitQkvAppend(KernelType):
     """q = rotated, and the rotated k, and v, appended to every KV head's caches: heads of weight · x, for a few tokens,
     each of a sequence of its own.
 
-    x is bf16 digits as DigitGemm reads them, weight bf16 packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q,
-    then of k, then of v; norm, bias, `split`, `share` and precision are DigitGemm's. q f32 `[rows, n_heads, head_dim]`;
-    caches, positions `[rows]` and pages as `KvCacheScatter` has them. The first `rotary_dim` elements of a head of q
-    and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm". A token whose position is outside the
-    cache appends nothing, but has its q.
+    x is bf16 digits as DigitGemm reads them, weight packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q, then
+    of k, then of v, or of `heads` alone; norm, bias (of all three), `split`, `share` and precision are DigitGemm's. q
+    f32 `[rows, n_heads, head_dim]`; caches, positions `[rows]` and pages as `KvCacheScatter` has them. The first
+    `rotary_dim` elements of a head of q and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm".
+    A token whose position is outside the cache appends nothing, but has its q.
 
-    `k`: inputs. `norm`: "" or "rms", which is divided out of the results. `eps`: added to the mean square. `precision`:
-    exact or fast, three digits of a number or one.
+    `k`: inputs. `weights`: the format, bf16 or a K-quant. `heads`: "qkv", "qk" or "v". `norm`: "" or "rms", which is
+    divided out of the results. `eps`: added to the mean square. `precision`: exact or fast, three digits of a number or
+    one.
     """
 
     max_len: int = field(like=CAPACITY)
@@ -61,6 +66,8 @@ class DigitQkvAppend(KernelType):
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
     share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
+    weights: str = field(default="bf16", later=True, draws=("bf16", "q4_k", "q5_k", "q6_k"))
+    heads: str = field(default="qkv", later=True, draws=tuple(HEADS), doc="whose rows these are")
     holds: bool = field(
         default=False, silent="it changes when the next kernel starts, not what this one computes",
         doc="the next kernel starts when this one has ended, programmatic or not",
@@ -70,12 +77,16 @@ class DigitQkvAppend(KernelType):
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
     golden_lines = 1350  # the tiles of a run stand out one by one
+    unreported = {
+        r"_heads_v barrier .*bar.sync 0; mov.u32 %cta_of_rows": "found in random order",
+    }
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, norm="rms", programmatic=True),
         dict(
             max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=512, kv_dtype="f16", rotary_dim=16, bias=True,
             split=2, page_size=16, precision="fast", programmatic=True, holds=True,
         ),
+        dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, weights="q5_k", heads="v", bias=True),
     )  # fmt: skip
 
     # what a cache's idioms and a rotation ask of a spec
@@ -83,6 +94,7 @@ class DigitQkvAppend(KernelType):
 
     def rules(self) -> Iterator[str]:
         yield from head_rules(self)
+        yield from rules.one_of("heads", self.heads, tuple(HEADS))
         product: type[KernelType] = DigitGemm
         for reason in draft(product, self._product_fields())[1]:
             known = reason.partition(":")[0] in self.__dataclass_fields__
@@ -93,12 +105,20 @@ class DigitQkvAppend(KernelType):
 
     @property
     def n(self) -> int:
-        """Rows of the weights."""
+        """Rows of q, k and v."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
+    @property
+    def rows_of(self) -> range:
+        """Which of them these are."""
+        ends = [0, (self.n_heads + self.n_kv_heads) * self.head_dim, self.n]
+        first, last = HEADS.get(self.heads, HEADS["qkv"])
+        return range(ends[first], ends[last])
+
     def _product_fields(self) -> dict[str, Any]:
-        names = ("k", "norm", "eps", "bias", "split", "precision", "programmatic", "share")
-        return {"n": self.n, "weights": few.FORMATS[0], **{name: getattr(self, name) for name in names}}
+        names = ("k", "weights", "norm", "eps", "bias", "split", "precision", "programmatic", "share")
+        given = {name: getattr(self, name) for name in names}
+        return {"n": len(self.rows_of), "halves": self.weights not in few.FORMATS, **given}
 
     @property
     def product(self) -> DigitGemm:
@@ -112,8 +132,11 @@ class DigitQkvAppend(KernelType):
 
     def params(self) -> tuple[Param, ...]:
         q = buffer("q", f32, "rows", self.n_heads, self.head_dim, access="out", align=4)
-        given = [param for param in self.product.params() if param.name != "out"]
-        return (*given, q, *kv_cache.cache_params(self), kv_cache.position_param(True, False))
+        bias = buffer("bias", f32, self.n, align=4)  # of all, whichever these are
+        product = [param for param in self.product.params() if param.name != "out"]
+        given = [bias if param.name == "bias" else param for param in product]
+        queries = [] if self.heads == "v" else [q]
+        return (*given, *queries, *kv_cache.cache_params(self), kv_cache.position_param(True, False))
 
     def launch(self, target: Target) -> Launch:
         return self.product.launch(target)
@@ -124,7 +147,7 @@ class DigitQkvAppend(KernelType):
     def build(self, b: Builder) -> None:
         product = self.product
         b.expose(spec=product)
-        product.build_with(b, partial(TokenHeads, heads=self), releases=not self.holds)
+        product.build_with(b, partial(TokenHeads, heads=self, first=self.rows_of.start), releases=not self.holds)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -138,13 +161,20 @@ class DigitQkvAppend(KernelType):
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        out = {name: a[name].copy() for name in ("q", "k_cache", "v_cache")}
-        names = ("x", "weight", "squares", "bias", "n_rows")
-        rows = np.zeros((len(a["positions"]), self.n), np.float32)
-        made = self.product.reference(out=rows, **{name: a[name] for name in names if name in a})["out"]
-        q, k, v = np.split(made.reshape(len(rows), -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
-        positions = np.where(np.arange(len(rows)) < int(np.ravel(a["n_rows"])[0]), a["positions"], -1).astype(np.int64)
-        kv_cache.append_rows(self, out, {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}, positions, a)
-        there = (np.arange(len(rows)) < int(np.ravel(a["n_rows"])[0]))[:, None, None]
+        out: dict[str, np.ndarray] = {name: a[name].copy() for name in ("q", "k_cache", "v_cache") if name in a}
+        own = slice(self.rows_of.start, self.rows_of.stop)
+        given: dict[str, Any] = {name: a[name] for name in ("x", "weight", "squares", "n_rows") if name in a}
+        if self.bias:
+            given["bias"] = a["bias"][own]
+        made = np.zeros((len(a["positions"]), self.n), np.float32)
+        made[:, own] = self.product.reference(out=made[:, own], **given)["out"]
+        q, k, v = np.split(made.reshape(len(made), -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
+        positions = np.where(np.arange(len(made)) < int(np.ravel(a["n_rows"])[0]), a["positions"], -1).astype(np.int64)
+        rows = {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}
+        rows = {name: each for name, each in rows.items() if name in self.heads}
+        kv_cache.append_rows(self, out, rows, positions, a)
+        if self.heads == "v":
+            return out
+        there = (np.arange(len(made)) < int(np.ravel(a["n_rows"])[0]))[:, None, None]
         rotated = rotary.rotate_rows(self.rotation, q, np.asarray(a["positions"], np.int64)).astype(np.float32)
         return {**out, "q": np.where(there, rotated, a["q"])}

@@ -44,6 +44,7 @@ from ptxgen.spec.cache_fields import (
 from ptxgen.spec.fields import field
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 from ptxgen.targets import target as parse_target
+from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +107,7 @@ class IncrementalAttention(KernelType):
     strided: bool = field(default=False, like=STRIDED)
     head_scales: bool = field(default=False, like=HEAD_SCALES)
     halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: out is of q_dtype; else so many bf16 digits")
+    sums: bool = field(default=False, later=True, doc="sums of out go beside bf16 digits, for weights with mins")
 
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -138,6 +140,7 @@ class IncrementalAttention(KernelType):
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True, strided=True),
         dict(max_len=32, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype="e4m3", head_scales=True),
         dict(max_len=32, head_dim=8, n_heads=8, n_kv_heads=8, batched=True, halves=3),
+        dict(max_len=32, head_dim=16, n_heads=16, n_kv_heads=16, batched=True, halves=3, sums=True),
         dict(  # the last sequences first, and loads with L2::evict_unchanged: a row of the tuning table
             max_len=32769, head_dim=64, n_heads=8, n_kv_heads=8, q_dtype=f16, kv_dtype=f16, batched=True, strided=True,
         ),
@@ -169,8 +172,11 @@ class IncrementalAttention(KernelType):
         if self.halves and not self.batched:
             yield f"halves: needs batched=True (got halves={self.halves}, batched=False; nearest: halves=0)"
         width = self.n_heads * self.head_dim
-        if self.halves and width % few_layout.UNIT:
-            yield f"halves: n_heads * head_dim must be a multiple of {few_layout.UNIT} (got {width}; nearest: halves=0)"
+        unit = few_layout.columns(sums=self.sums)
+        if self.halves and width % unit:
+            yield f"halves: n_heads * head_dim must be a multiple of {unit} (got {width}; nearest: halves=0)"
+        if self.sums and not (self.halves and self.head_dim % CHUNK == 0):
+            yield f"sums: needs bf16 digits and heads of whole chunks of {CHUNK} (got sums=True; nearest: sums=False)"
         if self.indirect and self.batched:
             yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
 
@@ -190,7 +196,7 @@ class IncrementalAttention(KernelType):
         if self.halves and output == "out":
             if own == LIMITS["f32"] and not self.soft_cap and self.scale is None:  # these have errors of large scores
                 own = EXACT
-            yield from few_layout.readings(output, values, self.halves, own)
+            yield from few_layout.readings(output, values, self.halves, own, sums=self.sums)
         else:
             capped = output == "lse" and self.soft_cap  # a score is off by 1e-6 of its cap, and may be all there is
             yield Reading(output, values, max(own, 1e-4) if capped else own)
@@ -221,7 +227,7 @@ class IncrementalAttention(KernelType):
         out = [problem.q(*lead), *attention.cache.params(), *attention.variant.params(problem)]
         out += problem.outputs(*lead, lse=self.lse)
         if self.halves:
-            shape = few_layout.shape(self.n_heads * self.head_dim, self.halves, "batch")
+            shape = few_layout.shape(self.n_heads * self.head_dim, self.halves, "batch", sums=self.sums)
             packed = buffer("out", bf16, *shape, access="out", align=16)
             out = [packed if param.name == "out" else param for param in out]
         if self.batched:
@@ -293,8 +299,19 @@ class IncrementalAttention(KernelType):
         parts = parts_of(plan, programmatic=self.programmatic, meets_early=meets_early, drains=loop.drains)
         place_loop(b, loop, parts.meet)
         b.expose(plan=plan, parts=parts)
-        outlet = partial(ElementDigits, self.halves, self.n_heads, self.head_dim) if self.halves else None
-        build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks, outlet=outlet)
+        outlet = partial(ElementDigits, self.halves, self.sums, self.n_heads, self.head_dim) if self.halves else None
+        build_merges(
+            b,
+            attention,
+            plan,
+            where,
+            task,
+            arena,
+            lse=self.lse,
+            sinks=self.sinks,
+            outlet=outlet,
+            together=CHUNK // OWN if self.sums else 1,
+        )
 
     # -- behaviour ---------------------------------------------------------------------------------------------------
 
@@ -359,8 +376,10 @@ class IncrementalAttention(KernelType):
         outs, lses = (np.stack(part) for part in zip(*pairs, strict=True))
         results = {"out": outs.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
         if self.halves:
-            packed = few_layout.pack(outs.reshape(len(lengths), -1).astype(np.float32), self.halves)
-            results["out"] = np.where(few_layout.has_row(packed.shape, len(lengths), self.halves), packed, a["out"])
+            packed = few_layout.pack(outs.reshape(len(lengths), -1).astype(np.float32), self.halves, sums=self.sums)
+            results["out"] = np.where(
+                few_layout.has_row(packed.shape, len(lengths), self.halves, sums=self.sums), packed, a["out"]
+            )
         if self.lse:
             results["lse"] = lses.reshape(a["q"].shape[:-1]).astype(np.float32)
         return results

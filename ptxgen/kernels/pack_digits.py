@@ -52,6 +52,7 @@ class PackDigits(KernelType):
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: signed bytes; else so many bf16 digits")
+    sums: bool = field(default=False, later=True, doc="sums of x go beside bf16 digits, for weights with mins")
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
     golden_targets = ("sm_80", "sm_90")
@@ -61,6 +62,7 @@ class PackDigits(KernelType):
         dict(dim=768, norm="rms", programmatic=True),
         dict(dim=512, norm="rms", halves=3, indirect=True),
         dict(dim=256, halves=1),
+        dict(dim=256, halves=3, sums=True),
     )
     lowest_target = "sm_80"
 
@@ -68,6 +70,8 @@ class PackDigits(KernelType):
         yield from rules.multiple_of("dim", self.dim, layout.UNIT, layout.UNIT, 1 << 17)
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
+        if self.sums and not self.halves:
+            yield "sums: units of bytes have them anyway (got sums=True, halves=0; nearest: sums=False)"
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
 
@@ -96,7 +100,9 @@ class PackDigits(KernelType):
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=16))
         if self.halves:
-            out.append(buffer("out", bf16, *few_layout.shape(self.dim, self.halves), access="out", align=16))
+            out.append(
+                buffer("out", bf16, *few_layout.shape(self.dim, self.halves, sums=self.sums), access="out", align=16)
+            )
         else:
             out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
         out.append(n_rows_param(self.indirect))
@@ -120,7 +126,7 @@ class PackDigits(KernelType):
                 part = b.op("mov.u32", "row_part", b.special("ctaid.y"))
                 b.op("mad.lo.u32", place, part, self.threads, thread)
             tile, token = split(b, "tile", "token", row, layout.TOKENS)
-        digits = HalfDigits(b, self.halves) if self.halves else UnitDigits(b)
+        digits = HalfDigits(b, self.halves, sums=self.sums) if self.halves else UnitDigits(b)
         with b.fragment("begin", "where the thread reads and writes"):
             unit, of_unit = split(b, "unit", "place_of_unit", place, LANES)
             pair, quad = split(b, "pair_of_unit", "quad", of_unit, 4)
@@ -210,10 +216,10 @@ class PackDigits(KernelType):
         Without a norm digits are exact on every device: x is given, `cvt.rn` is one rounding to nearest even, and
         what a digit leaves of an f32 is an f32.
         """
-        if output == "out" and self.halves and not self.norm:
+        if output == "out" and self.halves and not (self.norm or self.sums):
             yield Reading(output, values, 0.0)
         elif output == "out" and self.halves:
-            yield from few_layout.readings(output, values, self.halves, EXACT, one=EXACT)
+            yield from few_layout.readings(output, values, self.halves, EXACT, one=EXACT, sums=self.sums)
         else:
             yield Reading(output, values)
 
@@ -246,5 +252,5 @@ class PackDigits(KernelType):
             x = x * (a["norm_weight"] + np.float32(self.norm_offset))
         out = np.array(a["out"])
         tiles = -(-count // layout.TOKENS)
-        out[:tiles] = few_layout.pack(x, self.halves) if self.halves else layout.pack(x)
+        out[:tiles] = few_layout.pack(x, self.halves, sums=self.sums) if self.halves else layout.pack(x)
         return {"out": out}

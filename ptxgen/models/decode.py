@@ -52,8 +52,8 @@ def step_program(
     with a window keep rings with room for appends of up to so many rows. `precision` of several rows: "exact" as f32
     is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3 before products with
     weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others; up to eight rows
-    before K-quants stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch memory for a
-    layer's keys and values in 16 bits, where that is faster.
+    of a prompt before K-quants stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch
+    memory for a layer's keys and values in 16 bits, where that is faster.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -202,7 +202,7 @@ class _Step(AttentionOfStep):
             fields = {"gated": True, "activation": model.activation} if gated else {}
             source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
             if gated and self._gives_halves(kinds):
-                out = self._halves_of("down_proj", model.hidden)
+                out = self._halves_of("down_proj", model.hidden, kinds[2:])
                 self._gate(source, norm, out, packed_out=True)
             elif gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
                 out = self.tensor(self.at("gate_up.out"), "scratch", (self.rows, model.hidden), bf16)
@@ -221,7 +221,8 @@ class _Step(AttentionOfStep):
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""
-        return self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
+        alike = self.has_sums(kinds[:2]) == self.has_sums(kinds[2:])
+        return alike and self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
 
     def _gate(self, x: str | Ref, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

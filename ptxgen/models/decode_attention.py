@@ -95,8 +95,8 @@ class AttentionOfStep(Products):
 
     def _attended_halves(self) -> str:
         """Memory for what attention makes, as bf16 digits; rows of a tile that no sequence has stay zero."""
-        digits = few_layout.DIGITS[self._rounding]
-        shape = self._extents(few_layout.shape(self.model.q_width, digits))
+        digits, sums = few_layout.DIGITS[self._rounding], self.has_sums(self._kinds("o_proj"))
+        shape = self._extents(few_layout.shape(self.model.q_width, digits, sums=sums))
         return self.tensor("attention.digits", "state", shape, bf16, zeroed=True)
 
     def _fuses(self, attention: Attention) -> bool:
@@ -105,8 +105,9 @@ class AttentionOfStep(Products):
 
     def _fuses_few(self, attention: Attention) -> bool:
         """The same for a few tokens as bf16 digits."""
-        few = bool(self.model.block.attention_norm) and self.takes_halves(self._kinds(*QKV), self.model.dim)
-        return few and self._rotates_in_place(attention) and self._stacks() == [QKV]
+        kinds = self._kinds(*QKV)
+        few = bool(self.model.block.attention_norm) and self.takes_halves(kinds, self.model.dim)
+        return few and self._rotates_in_place(attention) and (self._stacks() == [QKV] or self.has_sums(kinds))
 
     def _rotates_in_place(self, attention: Attention) -> bool:
         """Whether a product of q, k and v can rotate its own results and append them."""
@@ -117,8 +118,8 @@ class AttentionOfStep(Products):
     def _append_few(self, x: str, attention: Attention) -> Ref:
         """The queries of a few tokens; keys and values are in the caches."""
         model, norm = self.model, self.model.block.attention_norm
-        weight, q = self._stacked(QKV), self.scratch("q.out", model.q_width)
-        given: dict[str, str | Ref] = {"weight": weight, "q": q, **self._caches(attention), **self._position()}
+        q = self.scratch("q.out", model.q_width)
+        given: dict[str, str | Ref] = {**self._caches(attention), **self._position()}
         fields: dict[str, Any] = {"bias": bool(self._biased()), "precision": self._rounding}
         if self._biased():
             given["bias"] = self._qkv_bias()
@@ -126,13 +127,19 @@ class AttentionOfStep(Products):
         if left:
             given["squares"] = f"{left}.squares"
             fields |= {"norm": "rms", "eps": model.norm_eps}
-        given["x"] = left or self._half_rows("qkv", x, model.dim, norm)
-        width = model.q_width + 2 * model.kv_width
-        chosen = self._digit_gemm(n=width, k=model.dim, weights=self.tensors[weight].format, precision=self._rounding)
-        fields |= {"k": model.dim, "split": chosen.split, "share": chosen.share}
+        given["x"] = left or self._half_rows("qkv", x, model.dim, norm, self._kinds(*QKV))
         fields["holds"] = self._has_many_keys and self._rounding == "exact"  # as in `_append`; rounded rows gain by it
-        fields = attention.fields("digit_qkv_append", **self._in_pages(), **fields)
-        self.op("digit_qkv_append", "qkv_append", given, {"rows": self.rows} | self._paged(), **fields)
+        for names in self._stacks():
+            weight, heads = self._stacked(names), "".join(name[0] for name in names)
+            kind = self.tensors[weight].format
+            width = sum(self.model.products()[name][0] for name in names)
+            wanted = {"n": width, "k": model.dim, "weights": kind, "precision": self._rounding}
+            chosen = self._digit_gemm(**wanted, halves=self.has_sums([kind]))
+            own = fields | {"k": model.dim, "split": chosen.split, "share": chosen.share, "weights": kind}
+            own = attention.fields("digit_qkv_append", **self._in_pages(), heads=heads, **own)
+            role = "qkv_append" if names == QKV else f"{heads}_append"
+            written = {"weight": weight} if heads == "v" else {"weight": weight, "q": q}
+            self.op("digit_qkv_append", role, {**given, **written}, {"rows": self.rows} | self._paged(), **own)
         return Ref(q)
 
     def _qkv_append(self, x: str, attention: Attention) -> Ref:
@@ -265,6 +272,7 @@ class AttentionOfStep(Products):
             how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
             if self.is_in_digits(out):
                 how["halves"] = few_layout.DIGITS[self._rounding]
+                how["sums"] = self.has_sums(self._kinds("o_proj"))
             sizes = {"batch": self.rows} | self._paged()
             given |= caches | {"seq_lens": self._length()}
         else:

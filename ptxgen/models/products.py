@@ -15,8 +15,8 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
+from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.few.geometry import takes as few_takes
 from ptxgen.products.product import most_columns
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, DIGITS_BY_ROW, columns, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
@@ -40,6 +40,9 @@ DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
 # into tiles for wgmma. Where one product after the other reads and leaves digits, all do.
 LARGE = 1 << 24
 HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
+# Weights of gate and up to which a model's K-quants read bf16 digits: three of them take longer than bytes where
+# matrices are large, and save launches.
+SPANS_TO_WEIGHTS = {"exact": 1 << 26, "fast": 1 << 40}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
@@ -123,14 +126,14 @@ class Products(Draft):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
-                fields["precision"] = self._rounding
+                fields |= {"precision": self._rounding, "halves": few.has_spans(weight_format(held.format))}
             if norm:
                 fields |= {"norm": "rms", "eps": self.model.norm_eps}
                 given["squares"] = f"{x}.squares"
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
-            if chosen.halves:
+            if chosen.of_halves:
                 fields["share"] = chosen.share
         elif self.is_packed(x):
             kernel, sizes, fields["tokens"] = "packed_gemm", {"rows": rows}, self.tensors[str(x)].shape[-2]
@@ -177,10 +180,10 @@ class Products(Draft):
         assert isinstance(x, str), "several rows are a tensor of their own"
         if norm and self.at(norm) in self.normed:
             return self.normed[self.at(norm)], norm
+        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
+            return (self._half_rows(role, x, k, norm, kinds) if norm else x), ""
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
-        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
-            return (self._half_rows(role, x, k, norm) if norm else x), ""
         if self.integers(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
@@ -205,18 +208,29 @@ class Products(Draft):
 
     def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
         """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
-        few = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
-        return few and all(few_takes(weight_format(kind), k, self._rounding) for kind in kinds)
+        formats = [weight_format(kind) for kind in kinds]
+        some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
+        alike = len({few.has_spans(each) for each in formats}) == 1  # what packs x for one packs it for the others
+        small = 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[self._rounding]
+        pays = small or not self.has_sums(kinds)
+        return some and alike and pays and all(few.takes(each, k, self._rounding) for each in formats)
+
+    def has_sums(self, kinds: Sequence[str]) -> bool:
+        """Whether bf16 digits for weights of these formats have sums beside them."""
+        return few.has_spans(weight_format(kinds[0]))
 
     def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
         """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
         as they are: for so many weights of these formats."""
-        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE) and self.takes_halves(kinds, k)
+        if not self.takes_halves(kinds, k):
+            return False
+        return normed if self.has_sums(kinds) else weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
 
     def reads_halves(self, name: str, k: int) -> bool:
         """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
-        large = self.model.dim * k >= LARGE
-        return (large or self._leaves_normed(name)) and self.takes_halves(self._kinds(name), k)
+        kinds = self._kinds(name)
+        large = self.model.dim * k >= LARGE or self.has_sums(kinds)
+        return (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
 
     def _brings_digits(self, k: int) -> bool:
         """Whether products bring digits of k columns to shared memory."""
@@ -238,10 +252,10 @@ class Products(Draft):
         self._pack_digits(role, x, out, k, norm)
         return out
 
-    def _half_rows(self, role: str, x: str, k: int, norm: str) -> str:
-        """Rows of x as bf16 digits, normed."""
-        out = self._halves_of(role, k)
-        self._pack_digits(role, x, out, k, norm, halves=few_layout.DIGITS[self._rounding])
+    def _half_rows(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str]) -> str:
+        """Rows of x as bf16 digits, normed, for weights of these formats."""
+        out, digits = self._halves_of(role, k, kinds), few_layout.DIGITS[self._rounding]
+        self._pack_digits(role, x, out, k, norm, halves=digits, sums=self.has_sums(kinds))
         return out
 
     def _next_norm(self, name: str) -> tuple[int, str, str, tuple[str, ...]]:
@@ -255,28 +269,34 @@ class Products(Draft):
 
     def _leaves_normed(self, name: str) -> bool:
         """Whether the product `name` can leave digits for the norm behind it."""
-        layer, _, norm, names = self._next_norm(name)
-        block = self.model.block
+        norm, block = self._next_norm(name)[2], self.model.block
         alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
-        kinds = [self.format_of(each if layer < 0 else f"layers.{layer}.{each}") for each in names]
-        return alone and bool(norm) and self.takes_halves(kinds, self.model.dim)
+        kinds = self._kinds_behind(name)
+        alike = self.has_sums(kinds) == self.has_sums(self._kinds(name))
+        return alone and bool(norm) and alike and self.takes_halves(kinds, self.model.dim)
+
+    def _kinds_behind(self, name: str) -> list[str]:
+        """The formats of the matrices behind the norm behind the product `name`."""
+        layer, _, _, names = self._next_norm(name)
+        return [self.format_of(each if layer < 0 else f"layers.{layer}.{each}") for each in names]
 
     def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:
         """What the product `name`, which reads x, is told so that it leaves digits for the norm behind it."""
         of_halves = self.is_in_digits(x) and self.tensors[str(x)].dtype == bf16
         if not (of_halves and self._leaves_normed(name)):
             return {}, {}
-        here, dim = self.layer, self.model.dim
+        here, dim, kinds = self.layer, self.model.dim, self._kinds_behind(name)
         self.layer, role, norm, _ = self._next_norm(name)
-        digits = self.normed[self.at(norm)] = self._halves_of(role, dim)
+        digits = self.normed[self.at(norm)] = self._halves_of(role, dim, kinds)
         squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
         given: dict[str, str | Ref] = {"norm_weight": self._norm_weight(norm), "digits": digits}
         self.layer = here
         return {**given, "out_squares": squares}, {"norm_out": True, "norm_offset": self.model.block.norm_offset}
 
-    def _halves_of(self, role: str, k: int) -> str:
-        """Scratch memory for rows as bf16 digits."""
-        shape = self._extents(few_layout.shape(k, few_layout.DIGITS[self._rounding]))
+    def _halves_of(self, role: str, k: int, kinds: Sequence[str]) -> str:
+        """Scratch memory for rows as bf16 digits, for weights of these formats."""
+        digits, sums = few_layout.DIGITS[self._rounding], self.has_sums(kinds)
+        shape = self._extents(few_layout.shape(k, digits, sums=sums))
         return self.tensor(self.at(f"{role}.digits"), "scratch", shape, bf16)
 
     def _pack_digits(self, role: str, x: str, out: str, k: int, norm: str, **fields: Any) -> None:

@@ -233,6 +233,22 @@ class WeightFormat(ABC):
         `offset_fragment`."""
         raise NotImplementedError(self.name)
 
+    # -- one lane, where tokens are bf16 numbers and columns of N tokens: `ptxgen.products.few` ------------------------
+
+    @property
+    def few_pieces(self) -> tuple[Piece, ...]:
+        """What a lane reads of a tile that has spans; of mins what `offset_fragment` takes."""
+        return self.span_pieces if self.has_mins else self.pieces
+
+    def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """`span_factors` as f32, exactly."""
+        raise NotImplementedError(self.name)
+
+    def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """What sums of codes times `span_scales` are multiplied with in rows g and g + 8, and those of
+        `offset_fragment`, () where there are no mins."""
+        raise NotImplementedError(self.name)
+
     # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.integers` -----------------------
 
     integer_digits: ClassVar[int] = 0  # f16 numbers that add up to a code times its integer scale; 0: unknown

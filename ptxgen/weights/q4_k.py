@@ -212,18 +212,39 @@ class Q4K(ByteCodes):
     def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return block_factors(b, words[24:], NIBBLE_UNITS)
 
+    def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return sub_block_floats(b, words[16:], chunk)
+
+    def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return block_factors(b, words[24:], (1.0, 1.0))
+
 
 def sub_block_factors(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
     """`span_factors` by the words of `SPAN_PIECES`."""
-    scales = convert.scratch_array(b, "scale_bytes", "b32", 4)
-    if chunk == 0:
-        for word, own in zip(words, scales, strict=False):
-            b.op("and.b32", own, word, 0x3F3F3F3F)
+    scales = _scale_bytes(b, words, chunk)
     upper, t = divmod(chunk // 2, 4)
     out = convert.scratch_array(b, "scale_code", "b32", 2).regs
     for half, register in enumerate(out):
         b.op("prmt.b32", register, scales[t], 0, 0x4440 | 2 * half + upper)
     return out
+
+
+def sub_block_floats(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+    """`span_scales` by the words of `SPAN_PIECES`."""
+    scales, out = _scale_bytes(b, words, chunk), pair(b, "span_scale")
+    upper, t = divmod(chunk // 2, 4)
+    for half, register in enumerate(out):
+        bytes_to_f32(b, (register,), scales[t], first=2 * half + upper)
+    return out
+
+
+def _scale_bytes(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+    """All scales of a lane's rows, which are taken apart from the mins' bits at chunk 0."""
+    scales = convert.scratch_array(b, "scale_bytes", "b32", 4)
+    if chunk == 0:
+        for word, own in zip(words, scales, strict=False):
+            b.op("and.b32", own, word, 0x3F3F3F3F)
+    return scales.regs
 
 
 def block_factors(b: Builder, words: Sequence[Reg], units: Sequence[float]) -> tuple[Sequence[Reg], Sequence[Reg]]:

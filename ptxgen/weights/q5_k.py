@@ -135,6 +135,12 @@ class Q5K(ByteCodes):
     def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.block_factors(b, words[28:], (1.0, 1.0))
 
+    def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return q4_k.sub_block_floats(b, words[20:], chunk)
+
+    def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return self.tile_factors(b, words)
+
 
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:
     """Fifth bits `[rows, blocks, 256]` as the 32 bytes of raw blocks: bit s of byte l is column 32s + l."""

@@ -199,6 +199,16 @@ class Q6K(ByteCodes):
                 b.op("mul.f32", scale, scale, unit)
         return scales, less
 
+    def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        q, t = divmod(chunk, 4)
+        out, biased = pair(b, "span_scale"), convert.scratch(b, "scale_bytes", "b32")
+        b.op("xor.b32", biased, words[24 + 2 * t + q // 2], 0x80808080)
+        bytes_to_f32(b, out, biased, 128.0, 2 * (q % 2))
+        return out
+
+    def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return self.integer_units(b, words)
+
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg], odd: Reg | None,

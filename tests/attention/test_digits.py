@@ -19,7 +19,7 @@ SHAPE: dict[str, Any] = {"max_len": 200, "head_dim": 64, "n_heads": 4, "n_kv_hea
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
-@pytest.mark.parametrize("halves", [1, 3])
+@pytest.mark.parametrize(("halves", "sums"), [(1, False), (3, False), (1, True), (3, True)])
 @pytest.mark.parametrize(
     ("batch", "fields"),
     [
@@ -31,8 +31,9 @@ SHAPE: dict[str, Any] = {"max_len": 200, "head_dim": 64, "n_heads": 4, "n_kv_hea
     ],
     ids=str,
 )
-def test_every_loop_and_cache(mode: str, halves: int, batch: int, fields: dict[str, Any]) -> None:
-    spec = IncrementalAttention(**{**SHAPE, **fields}, batched=True, halves=halves)
+def test_every_loop_and_cache(mode: str, halves: int, sums: bool, batch: int, fields: dict[str, Any]) -> None:
+    heads = {"n_heads": 16 if fields.get("head_dim") == 80 else 8} if sums else {}  # whole units of 256 columns
+    spec = IncrementalAttention(**{**SHAPE, **fields, **heads}, batched=True, halves=halves, sums=sums)
     trial(spec, CpuDevice(mode=mode), target="sm_90", batch=batch).require()
 
 
@@ -44,9 +45,10 @@ def test_digits_are_those_of_the_rows(device: Device, target: str) -> None:
     del given["out"]
     out = trial(rows, device, target=target, arguments=given, batch=5).require().outputs["out"].reshape(5, -1)
     for halves, want in ((3, out), (1, out.astype(bf16.numpy).astype(np.float32))):
-        spec = IncrementalAttention(**SHAPE, batched=True, halves=halves)
-        packed = trial(spec, device, target=target, arguments=given, batch=5).require().outputs["out"]
-        assert (layout.unpack(packed, 5, 256, halves) == want).all()
+        for sums in (False, True):
+            spec = IncrementalAttention(**SHAPE, batched=True, halves=halves, sums=sums)
+            packed = trial(spec, device, target=target, arguments=given, batch=5).require().outputs["out"]
+            assert (layout.unpack(packed, 5, 256, halves, sums=sums) == want).all()
 
 
 def test_rows_of_a_tile_that_no_sequence_has_are_left_as_they_are() -> None:
@@ -74,3 +76,18 @@ def test_mistakes() -> None:
         IncrementalAttention(**SHAPE, batched=True, halves=2)
     with pytest.raises(SpecError, match=r"halves: n_heads \* head_dim must be a multiple of 64 \(got 16"):
         IncrementalAttention(32, 8, 2, 2, batched=True, halves=1)
+    with pytest.raises(SpecError, match=r"halves: n_heads \* head_dim must be a multiple of 256 \(got 128"):
+        IncrementalAttention(32, 64, 2, 2, batched=True, halves=1, sums=True)
+    with pytest.raises(SpecError, match=r"sums: needs bf16 digits and heads of whole chunks of 16 \(got sums=True"):
+        IncrementalAttention(32, 8, 32, 2, batched=True, halves=1, sums=True)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("fields", [
+    {"max_len": 1500, "head_dim": 128, "n_heads": 12, "kv_dtype": "f16", "programmatic": True},  # clusters of two
+    {"max_len": 3000, "head_dim": 48, "n_heads": 16, "n_kv_heads": 1, "kv_dtype": "f16"},
+], ids=str)  # fmt: skip
+def test_sums_where_several_ctas_merge(mode: str, fields: dict[str, Any]) -> None:
+    """Every one of them has whole chunks."""
+    spec = IncrementalAttention(**{"n_kv_heads": 2, **fields}, batched=True, halves=3, sums=True)
+    trial(spec, CpuDevice(mode=mode), target="sm_90", batch=8).require()

@@ -22,8 +22,8 @@ EXACT = 1e-6
 DIGITS = {"exact": 3, "fast": 1}
 
 
-def halves(**fields: Any) -> DigitGemm:
-    return DigitGemm(weights="bf16", **fields)
+def halves(weights: str = "bf16", **fields: Any) -> DigitGemm:
+    return DigitGemm(weights=weights, halves=weights != "bf16", **fields)
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -57,20 +57,27 @@ def test_results_that_a_thread_has_several_of(mode: str, monkeypatch: pytest.Mon
     clear_cache()
 
 
-def chain(device: Device, precision: str, scale: float, *, left: bool, **shape: Any) -> tuple[np.ndarray, np.ndarray]:
+def chain(
+    device: Device, precision: str, scale: float, *, left: bool, weights: str = "bf16", **shape: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """x + A·u, normed, then B·; results of kernels, and of float64. `left`: what the norm takes is left by the first
     product; else `PackDigits` makes it."""
-    rng, kind, n = np.random.default_rng(5), weight_format("bf16"), 512
+    rng, kind, n, sums = np.random.default_rng(5), weight_format(weights), 512, weights != "bf16"
     first, second = (rng.standard_normal((n, n), np.float32) * np.float32(n**-0.5) for _ in "ab")
     packed = [kind.pack(kind.quantise(each), n, n).reshape(n // 16, -1) for each in (first, second)]
     first, second = (kind.values(each.reshape(-1), n, n).astype(np.float64) for each in packed)
     u, x = rng.standard_normal((6, n), np.float32), scale * rng.standard_normal((6, n), np.float32)
     gain = rng.uniform(0.1, 3.0, n).astype(np.float32)
     digits = DIGITS[precision]
-    fields: dict[str, Any] = {"n": n, "k": n, "precision": precision, **shape}
+    fields: dict[str, Any] = {"n": n, "k": n, "precision": precision, "weights": weights, **shape}
     stream, out = device.array(x.astype(np.float32)), device.empty((6, n), "f32")
-    between = device.empty(layout.pack(x, digits).shape, "bf16")
-    given = {"x": device.array(layout.pack(u, digits)), "weight": device.array(packed[0]), "out": stream, "n_rows": 6}
+    between = device.empty(layout.pack(x, digits, sums=sums).shape, "bf16")
+    given = {
+        "x": device.array(layout.pack(u, digits, sums=sums)),
+        "weight": device.array(packed[0]),
+        "out": stream,
+        "n_rows": 6,
+    }
     more: dict[str, Any] = {}
     if left:
         squares = device.empty((1, 8, n // 16), "f32")
@@ -78,7 +85,7 @@ def chain(device: Device, precision: str, scale: float, *, left: bool, **shape: 
         more = {"squares": squares}
     device.load(halves(**fields, residual=True, norm_out=left), WHERE).bind(**given).launch()
     if not left:
-        pack = PackDigits(n, norm="rms", halves=digits)
+        pack = PackDigits(n, norm="rms", halves=digits, sums=sums)
         device.load(pack, WHERE).bind(x=stream, norm_weight=device.array(gain), out=between, n_rows=6).launch()
     spec = halves(**fields, norm="rms" if left else "")
     device.load(spec, WHERE).bind(x=between, weight=device.array(packed[1]), out=out, n_rows=6, **more).launch()
@@ -87,7 +94,10 @@ def chain(device: Device, precision: str, scale: float, *, left: bool, **shape: 
     return out.numpy().astype(np.float64), rows @ second.T
 
 
-@pytest.mark.parametrize(("scale", "shape"), [(1e-3, {}), (1.0, {"split": 2}), (1.0, {"share": 2}), (1e9, {})], ids=str)
+@pytest.mark.parametrize(("scale", "shape"), [
+    (1e-3, {}), (1.0, {"split": 2}), (1.0, {"share": 2}), (1e9, {}), (1.0, {"weights": "q4_k", "split": 2}),
+    (1e9, {"weights": "q5_k"}), (1e-3, {"weights": "q6_k", "share": 2}),
+], ids=str)  # fmt: skip
 def test_a_norm_divided_out_is_as_exact_as_one_before(device: Device, scale: float, shape: dict[str, Any]) -> None:
     for precision, limit in (("exact", 5e-7), ("fast", 4e-3)):
         found = {}
@@ -137,7 +147,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         ({"norm_out": True}, r"norm_out: needs a residual stream \(got residual=False; nearest: residual=True\)"),
         ({"norm": "layer"}, r"norm: must be one of '', rms"),
         ({"n": 40, "norm_out": True, "residual": True}, r"n: must be a multiple of 64"),
-        ({"weights": "q4_k", "norm": "rms"}, r"norm: needs weights in bf16 \(got weights='q4_k'; nearest: norm=''\)"),
+        ({"weights": "q4_k", "norm": "rms"}, r"norm: needs bf16 digits \(got halves=False; nearest: norm=''\)"),
     ],
 )
 def test_mistakes(fields: dict[str, Any], reason: str) -> None:

@@ -29,6 +29,10 @@ SHAPE: dict[str, Any] = {"max_len": 70, "head_dim": 32, "n_heads": 6, "n_kv_head
         (9, {"ring": 64, "max_len": 100, "head_dim": 48, "bias": True, "norm": "rms"}),
         (7, {"head_dim": 128, "n_heads": 32, "n_kv_heads": 8, "norm": "rms"}),  # CTAs of three records, others of two
         (4, {"head_dim": 16, "n_heads": 1, "n_kv_heads": 1}),
+        (8, {"weights": "q4_k", "norm": "rms", "bias": True, "programmatic": True}),
+        (3, {"weights": "q5_k", "heads": "qk", "bias": True, "split": 2, "k": 512, "precision": "fast"}),
+        (6, {"weights": "q6_k", "heads": "v", "bias": True, "norm": "rms", "page_size": 16, "precision": "fast"}),
+        (8, {"weights": "q6_k", "heads": "v", "head_dim": 128, "n_heads": 24, "n_kv_heads": 24, "bias": True}),
     ],
     ids=str,
 )
@@ -54,6 +58,17 @@ def test_it_is_the_product_and_then_the_append(device: Device) -> None:
     assert both["v_cache"].tobytes() == apart["v_cache"].tobytes()
     assert np.abs(both["q"] - apart["q_out"]).max() < 2e-6
     assert np.abs(both["k_cache"].astype(np.float32) - apart["k_cache"].astype(np.float32)).max() < 4e-3
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(("weights", "heads"), [("q4_k", "qk"), ("q6_k", "v"), ("q5_k", "qkv")])
+def test_rows_of_some_heads(device: Device, weights: str, heads: str, precision: str) -> None:
+    """As mixes of K-quants have them: values in another format than queries and keys."""
+    if not device.target.name.startswith("sm_90"):
+        pytest.skip(f"runs on sm_90 alone (this is {device.target})")
+    spec = DigitQkvAppend(**SHAPE | {"k": 1536}, weights=weights, heads=heads, bias=True, norm="rms",
+                          kv_dtype="f16", precision=precision, programmatic=True)  # fmt: skip
+    trial(spec, device, target=WHERE, rows=7).require()
 
 
 def test_a_sequence_without_a_position_in_the_cache_appends_nothing() -> None:

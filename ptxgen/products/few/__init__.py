@@ -1,1 +1,1 @@
-"""Products of up to eight tokens with weights in bf16, each read once by a run of tiles as one token reads them."""
+"""Products of up to eight tokens in bf16 digits: weights are read once, by a run of tiles as one token reads them."""

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import WARP
+from ptxgen.products.bytes.columns import MMA_OF_SUMS
 from ptxgen.products.columns import MMA_BF16, Columns
+from ptxgen.products.few import layout
 from ptxgen.products.few.layout import DIGIT_BYTES, LANE_BYTES, PAIR
-from ptxgen.weights.format import CHUNK, TILE_ROWS
+from ptxgen.weights.format import CHUNK, TILE_ROWS, Piece
 
 if TYPE_CHECKING:
     from ptxgen.products.digits import Digits
@@ -61,3 +64,70 @@ class FewColumns(Columns):
         own = b.op("mad.lo.u32", convert.scratch(b, "publish_tokens", "u32"), quad, 2 * 4 * TILE_ROWS, to)
         for i, total in enumerate(self.totals):
             b.op("st.shared.f32", own[4 * (TILE_ROWS * (i % 2) + 8 * (i // 2))], total)
+
+
+class SpanColumns(FewColumns):
+    """The same for weights whose spans of columns have integer scales: the sums of a span, times its scale and the
+    tile's factor, are added to the totals. Mins are one more product, of sums of x."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.kind.few_pieces
+
+    def begin(self, place: Place, quad: Reg, digits: Digits | None) -> None:
+        b, kind = self.b, self.kind
+        super().begin(place, quad, digits)
+        self.x_steps = (layout.unit_bytes(self.digits, sums=True),)
+        if kind.has_mins:
+            self.sums_before = b.op("mul.lo.u32", "sums_before", place.lane, LANE_BYTES - layout.SUM_BYTES // WARP)
+            self.sums_at = b.reg("x_sums_at", "u32")
+            self.x_sums, self.offsets = b.array("x_sum", "b32", 2), b.array("offset", "f32", PER_LANE)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b, kind = self.b, self.kind
+        scales, less = kind.tile_scales(b, words)
+        if kind.has_mins:
+            self._subtract_mins(words, at[0], less)
+        for pair in range(kind.tile_k // PAIR):
+            b.note(f"columns {PAIR * pair} to {PAIR * (pair + 1) - 1} of the tile", after=convert.RUN)
+            for digit in range(self.digits):
+                own = self.digit[4 * digit : 4 * digit + 4]
+                convert.load_words(b, own, at[0], pair * self.pair_bytes + digit * DIGIT_BYTES, space="shared")
+            for half in range(PAIR // CHUNK):
+                chunk = PAIR // CHUNK * pair + half
+                self._multiply_chunk(words, chunk)
+                if CHUNK * (chunk + 1) % kind.span == 0:
+                    self._add_span(words, chunk + 1 - kind.span // CHUNK, scales)
+
+    def _multiply_chunk(self, words: Sequence[Reg], chunk: int) -> None:
+        """A chunk's products, to the sums of its span."""
+        b, kind, half = self.b, self.kind, chunk % (PAIR // CHUNK)
+        (a,) = kind.fragments(b, words, chunk)
+        sums: Sequence[Reg] = self.products.regs if CHUNK * chunk % kind.span else (self.zero,) * PER_LANE
+        for digit in reversed(range(self.digits)):
+            first = 4 * digit + 2 * half
+            b.op(MMA_BF16, tuple(self.products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
+            sums = self.products.regs
+
+    def _add_span(self, words: Sequence[Reg], chunk: int, scales: Sequence[Reg]) -> None:
+        """The sums of the span that begins with a chunk, times its factors: products of an f16 and an integer, exact
+        in f32."""
+        b = self.b
+        factors = self.kind.span_scales(b, words, chunk)
+        for factor, scale in zip(factors, scales, strict=True):
+            b.op("mul.f32", factor, factor, scale)
+        for i, (total, product) in enumerate(zip(self.totals, self.products, strict=True)):
+            b.op("fma.rn.f32", total, product, factors[i // 2], total)
+
+    def _subtract_mins(self, words: Sequence[Reg], at: Reg, less: Sequence[Reg]) -> None:
+        """The products of the mins with the sums of x, the small ones first."""
+        b, a = self.b, tuple(self.kind.offset_fragment(self.b, words))
+        b.op("sub.u32", self.sums_at, at, self.sums_before)
+        sums: Sequence[Reg] = (self.zero,) * PER_LANE
+        for digit in reversed(range(layout.SUM_DIGITS)):
+            place = layout.pairs_bytes(self.digits, sums=True) + digit * layout.SUM_BYTES
+            convert.load_words(b, self.x_sums, self.sums_at, place, space="shared")
+            b.op(MMA_OF_SUMS, tuple(self.offsets), a, tuple(self.x_sums), tuple(sums))
+            sums = self.offsets.regs
+        for i, (total, value) in enumerate(zip(self.totals, self.offsets, strict=True)):
+            b.op("fma.rn.f32", total, value, less[i // 2], total)

@@ -6,15 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptxgen.products.bytes.geometry import SPLITS, Shape, TokenRuns
+from ptxgen.products.bytes.geometry import MOST_SPARE, SPLITS, Shape, TokenRuns
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.few import layout
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
-FORMATS = ("bf16",)
+FORMATS = ("bf16",)  # that have no other digits
 SHAPE = Shape(16, 5)
+# Of formats with spans: of many words a lane and a tile; of few the first that has fewer turns than the ones after it.
+OF_SPANS = (Shape(16, 1), Shape(12, 1))
+MANY_WORDS = 30
 MOST_SHARED = 112 << 10  # bytes of tokens that two CTAs bring each other
 SHORT, OF_SHORT = 2048, Shape(16, 4)  # of rounded tokens of fewer columns
 
@@ -24,33 +27,56 @@ class FewRuns(TokenRuns):
     """`TokenRuns` whose tokens are so many bf16 digits of each element."""
 
     digits: int = 0
+    sums: bool = False  # whether units have sums of x
 
     @property
     def unit_bytes(self) -> int:
         """Of eight tokens' columns of a tile."""
-        return layout.unit_bytes(self.digits)
+        return layout.unit_bytes(self.digits, sums=self.sums)
 
 
 def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int) -> FewRuns:
-    """The geometry with so many CTAs along k, whose tiles they divide: at most the warps and stages that have a
-    tile."""
+    """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
     shape = OF_SHORT if precision == "fast" and k < SHORT else SHAPE
-    tiles, turns = kind.tiles(k) // split, 1
+    tiles, turns = -(-kind.tiles(k) // split), 1
+    spare = tiles * split - kind.tiles(k)
     while True:
         clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
+        if kind.span:
+            shape = _shape_of_spans(kind, most_tiles, precision)
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
         digits = layout.DIGITS[precision]
-        runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, 0, digits)
+        runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, spare, digits, kind.span > 0)
         if runs.fits or clusters == units:
             return runs
         turns += 1
 
 
+def _shape_of_spans(kind: WeightFormat, most_tiles: int, precision: str) -> Shape:
+    """The shape for so many tiles of a CTA: more warps only where they have fewer turns, and registers enough."""
+    more, fewer = OF_SPANS
+    crowded = precision == "exact" or sum(piece.words for piece in kind.few_pieces) > MANY_WORDS
+    return fewer if crowded or -(-most_tiles // more.warps) == -(-most_tiles // fewer.warps) else more
+
+
+def has_spans(kind: WeightFormat) -> bool:
+    """Whether a format's spans have integer scales, in tiles as wide as units with sums."""
+    return kind.span > 0 and kind.tile_k == layout.WIDE_UNIT
+
+
+def divides(kind: WeightFormat, k: int, split: int) -> bool:
+    """Whether so many CTAs can share the tiles of k: evenly, or with spans nearly so."""
+    tiles = kind.tiles(k)
+    if not kind.span:
+        return tiles % split == 0
+    return split <= tiles and -(-tiles // split) * split - tiles <= MOST_SPARE * tiles
+
+
 def takes(kind: WeightFormat, k: int, precision: str) -> bool:
     """Whether eight tokens of k columns fit in shared memory, shared out among some CTAs."""
-    whole = kind.name in FORMATS and k % kind.tile_k == 0
+    whole = (kind.name in FORMATS or has_spans(kind)) and k % kind.tile_k == 0
     return whole and any(each.fits for each in _shares(1, 1, kind, k, precision))
 
 
@@ -66,5 +92,5 @@ def best_share(runs: FewRuns) -> int:
 
 
 def _shares(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> list[FewRuns]:
-    splits = (split for split in SPLITS if kind.tiles(k) % split == 0)
+    splits = (split for split in SPLITS if divides(kind, k, split))
     return [share_few(units, parts, kind, k, precision, split) for split in splits]

@@ -15,20 +15,25 @@ class TokenHeads(HeadsEpilogue, EarlyResults):
     """`HeadsEpilogue` of every token, at its own position; a token without a position in the cache has a query, which
     attention loads whatever the length, and appends nothing."""
 
-    def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, heads: Heads) -> None:
+    def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, heads: Heads, first: int = 0) -> None:
         EarlyResults.__init__(self, b, spec, at, memory)
-        self.set_heads(heads)
+        self.set_heads(heads, first)
 
     def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
         b, rotation = self.b, self.heads.rotation
-        _, pair = split(b, f"{name}_head", f"{name}_pair", self.out_row, rotation.head_dim)
-        rotates = b.op("setp.lt.and.u32", f"{name}_rotates", pair, rotation.rotary_dim, self.inside)
-        b.op("shr.u32", pair, pair, 1)
-        turn = b.op("mov.u64", f"{name}_turn", self.pair_turns)
-        b.op("mad.wide.u32", turn, pair, 8, turn)
-        found = {"turn": (turn, rotates), "position": self._position(name)}
+        found: dict[str, tuple[Reg, Reg]] = {}
+        if self.first < self.k_end:
+            _, pair = split(b, f"{name}_head", f"{name}_pair", self.out_row, rotation.head_dim)
+            rotates = b.op("setp.lt.and.u32", f"{name}_rotates", pair, rotation.rotary_dim, self.inside)
+            b.op("shr.u32", pair, pair, 1)
+            turn = b.op("mov.u64", f"{name}_turn", self.pair_turns)
+            b.op("mad.wide.u32", turn, pair, 8, turn)
+            found["turn"] = turn, rotates
+        found["position"] = self._position(name)
         if self.spec.bias:
             bias = b.ld_param("bias", f"{name}_bias")
+            if self.first:
+                b.op("add.u64", bias, bias, 4 * self.first)
             found["bias"] = (b.op("mad.wide.u32", bias, self.out_row, 4, bias), self.inside)
         return found
 
@@ -51,6 +56,11 @@ class TokenHeads(HeadsEpilogue, EarlyResults):
         self.position = b.op("mov.s32", "row_position", -1)
         b.op("ld.global.s32", self.position, at[0], pred=exists)
         super()._prepare(out_row)
+
+    def place(self, out_row: Reg, inside: Reg) -> None:
+        if self.early and self.first:  # what is read early has added it to the row of then
+            self.b.op("add.u32", out_row, out_row, self.first)
+        super().place(out_row, inside)
 
     def guard(self, inside: Reg) -> None:
         b = self.b

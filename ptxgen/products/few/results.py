@@ -10,6 +10,7 @@ from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.bytes.results import EarlyResults, TokenResults
 from ptxgen.products.few import layout
+from ptxgen.products.few.digits import store_sum
 from ptxgen.products.few.geometry import FewRuns
 from ptxgen.products.product import Tokens
 from ptxgen.products.weighted import Surrounded
@@ -20,10 +21,11 @@ ROW_OF_TILE = (8, 4, 2, 1)  # distances of the lanes that have the results of a 
 
 
 class TokenDigits:
-    """The digits of a result, column `out_row` of a token, in the parameter `param`, `cols` columns wide."""
+    """The digits of a result, column `out_row` of a token, in the parameter `param`, `cols` columns wide; with `sums`
+    those of the sum of its 16 columns, too."""
 
-    def __init__(self, b: Builder, param: str, cols: int, digits: int) -> None:
-        self.b, self.param, self.cols, self.digits = b, param, cols, digits
+    def __init__(self, b: Builder, param: str, cols: int, digits: int, *, sums: bool) -> None:
+        self.b, self.param, self.cols, self.digits, self.sums = b, param, cols, digits, sums
 
     def locate(self, tokens: Tokens, token: Reg, out_row: Reg) -> None:
         """Where they go; part of an open fragment."""
@@ -40,10 +42,39 @@ class TokenDigits:
             b.note(f"the {name}")
             b.op("bfe.u32", part, out_row, start.bit_length() - 1, bits.bit_length() - 1)
             b.op("mad.lo.u32", place, part, nbytes, place)
-        units = -(-self.cols // layout.UNIT)
-        at = f"{self.param}_at"
-        self.at = b.op("mad.wide.u32", at, tile, units * layout.unit_bytes(self.digits), b.ld_param(self.param))
+        units = -(-self.cols // layout.columns(sums=self.sums))
+        at, nbytes = f"{self.param}_at", units * layout.unit_bytes(self.digits, sums=self.sums)
+        self.at = b.op("mad.wide.u32", at, tile, nbytes, b.ld_param(self.param))
+        if self.sums:
+            self._locate_sum(self.at, token, out_row, place)
         b.op("mad.wide.u32", self.at, place, 1, self.at)
+
+    def _locate_sum(self, at: Reg, token: Reg, out_row: Reg, place: Reg) -> None:
+        """Where the sum goes, and the digits, between whose units the sums lie."""
+        b = self.b
+        unit = b.op("shr.u32", "out_unit", out_row, layout.WIDE_UNIT.bit_length() - 1)
+        b.op("mad.lo.u32", place, unit, layout.SUM_DIGITS * layout.SUM_BYTES, place)
+        sums, part = b.op("mul.lo.u32", "out_sums", token, layout.SUM_BYTES // TOKENS), b.reg("out_sum_part", "u32")
+        b.op("mad.lo.u32", sums, unit, layout.unit_bytes(self.digits, sums=True), sums)
+        for start, bits, nbytes in layout.SUM_PLACES:
+            b.op("bfe.u32", part, out_row, start, bits)
+            b.op("mad.lo.u32", sums, part, nbytes, sums)
+        self.sums_at = b.op("mad.wide.u32", f"{self.param}_sums_at", sums, 1, at)
+
+    def add_up(self, value: Reg) -> None:
+        """The sum of a token's results in a record, of what their digits add up to; all lanes are here."""
+        b = self.b
+        self.total = b.op("mov.f32", "digits_total", value)
+        if self.digits == 1:
+            word, back = convert.scratch(b, "digit_word", "b32"), convert.scratch_array(b, "digit_back", "f32", 2).regs
+            convert.pack(b, (word,), (value, value), bf16)
+            convert.unpack(b, back, (word,), bf16)
+            b.op("mov.f32", self.total, back[0])
+        over_lanes(b, "add.f32", self.total, ROW_OF_TILE)
+
+    def store_sum(self, leads: Reg) -> None:
+        """Its digits, by the lanes that `leads` says; part of an open fragment."""
+        store_sum(self.b, self.sums_at, self.digits, self.total, leads)
 
     def store(self, value: Reg) -> None:
         """Split the value, which is lost, and store its digits; part of an open fragment."""
@@ -69,13 +100,24 @@ class HalfResults(TokenResults):
         token = b.op("add.u32", "out_token", self.tokens.first, self.token)
         self.exists = b.op("setp.lt.u32", "token_exists", token, self.tokens.rows)
         b.op("setp.lt.and.u32", inside, self.tokens.first, self.tokens.rows, inside)
-        self.packed = TokenDigits(b, "out", spec.n, self.at.digits)
+        self.packed = TokenDigits(b, "out", spec.n, self.at.digits, sums=self.at.sums)
         self.packed.locate(self.tokens, self.token, out_row)
+        if self.at.sums:
+            self._make(out_row)
+            self.packed.add_up(self.result_value)
+            self.leads = b.op("setp.eq.u32", "leads_record", self.row, 0)
+
+    def _make(self, out_row: Reg) -> None:
+        """The result, which is zero where there is no token."""
+        self.result_value = self.surround(out_row)
+        self.b.op("selp.f32", self.result_value, self.result_value, 0.0, self.exists)
 
     def store(self, out_row: Reg) -> None:
-        b, result = self.b, self.surround(out_row)
-        b.op("selp.f32", result, result, 0.0, self.exists)
-        self.packed.store(result)
+        if self.at.sums:
+            self.packed.store_sum(self.leads)
+        else:
+            self._make(out_row)
+        self.packed.store(self.result_value)
 
 
 class NormedResults(EarlyResults):
@@ -121,19 +163,30 @@ class NormedResults(EarlyResults):
         self.value = b.op("selp.f32", "normed_value", result, 0.0, self.exists)
         self.square = b.op("mul.f32", "square", self.value, self.value)
         over_lanes(b, "add.f32", self.square, ROW_OF_TILE)
-        self.packed = TokenDigits(b, "digits", spec.n, self.at.digits)
+        self.packed = TokenDigits(b, "digits", spec.n, self.at.digits, sums=self.at.sums)
         self.packed.locate(self.tokens, self.token, out_row)
         record = b.op("shr.u32", "out_record", out_row, TILE_ROWS.bit_length() - 1)
         row = b.op("add.u32", "square_row", self.tokens.first, self.token)
         b.op("mad.lo.u32", record, row, spec.n // TILE_ROWS, record)
         self.squares_at = b.op("mad.wide.u32", "squares_at", record, 4, b.ld_param("out_squares"))
         self.leads = b.op("setp.eq.u32", "leads_record", self.row, 0)
+        if self.at.sums:
+            self._times_gain()
+            self.packed.add_up(self.value)
+
+    def _times_gain(self) -> None:
+        """The row's value as the norm behind it has it, but for the root."""
+        b = self.b
+        if self.norm_offset:
+            b.op("add.f32", self.gain, self.gain, self.norm_offset)
+        b.op("mul.f32", self.value, self.value, self.gain)
 
     def store(self, out_row: Reg) -> None:
         b = self.b
         b.op("st.global.f32", self.out[0], self.result_value, pred=self.exists)
         b.op("st.global.f32", self.squares_at[0], self.square, pred=self.leads)
-        if self.norm_offset:
-            b.op("add.f32", self.gain, self.gain, self.norm_offset)
-        b.op("mul.f32", self.value, self.value, self.gain)
+        if self.at.sums:
+            self.packed.store_sum(self.leads)
+        else:
+            self._times_gain()
         self.packed.store(self.value)

@@ -364,7 +364,7 @@ def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])
 def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
-    """Prompts and batches have the float64 model's tokens, with "fast" precision too: up to eight rows are exact."""
+    """Prompts and batches have the float64 model's tokens; of prompts up to eight rows are exact with "fast", too."""
     changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     spec = small_spec("llama", **changes)
     file = ArrayFile(spec, random_weights(spec), format)
@@ -375,32 +375,30 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
     assert not {"gemm", "rms_norm"} & {op.spec.kernel_name for op in ops}
     want = reference.generate(PROMPT, N_TOKENS)
     assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
-    for precision in ("exact", "fast"):
-        whole = Model(file, device, "f32", chunk=1, precision=precision, weights=model.weights)
-        batch = whole.batch(slots=3)
-        found = {}
-        for slot in range(3):
-            at, token = batch.join(PROMPT)
-            assert at == slot
-            found[slot] = [token]
-        while len(found[0]) < N_TOKENS:
-            for slot, token in batch.step().items():
-                found[slot].append(token)
-        assert found == dict.fromkeys(range(3), want)
+    fast = Model(file, device, "f32", chunk=8, precision="fast", weights=model.weights)
+    assert fast.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
+    batch = Model(file, device, "f32", chunk=1, weights=model.weights).batch(slots=3)
+    joined = [batch.join(PROMPT) for _ in range(3)]
+    found = {slot: [token] for slot, token in joined}
+    while len(found[0]) < N_TOKENS:
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    assert found == dict.fromkeys(range(3), want)
 
 
 @pytest.mark.parametrize(
-    ("slots", "mode", "precision"),
+    ("slots", "mode", "precision", "format"),
     [
-        (2, "random", "exact"), (3, "check", "exact"), (3, "check", "fast"), (8, "check", "exact"),
-        (8, "random", "fast"), (9, "random", "exact"),
+        (2, "random", "exact", "bf16"), (3, "check", "exact", "bf16"), (3, "check", "fast", "bf16"),
+        (8, "check", "exact", "bf16"), (8, "random", "fast", "bf16"), (9, "random", "exact", "bf16"),
+        (3, "check", "exact", "q4_k"), (8, "random", "exact", "q6_k"), (2, "random", "fast", "q5_k"),
     ],
 )  # fmt: skip
-def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str) -> None:
+def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, format: str) -> None:
     """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
     the float64 model's tokens, rounded ones its first."""
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
-    file = ArrayFile(spec, random_weights(spec), "bf16")
+    file = ArrayFile(spec, random_weights(spec), format)
     model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
     batch = model.batch(slots=slots)
     batch.cache.zero()  # rows past a length are loaded early

@@ -18,7 +18,7 @@ class Exchange:
 
     def __init__(self, b: Builder, elements: Elements, size: int) -> None:
         self.b, self.elements, self.size = b, elements, size
-        self.slice = -(-elements.count // size)  # elements that one rank owns
+        self.slice = -(-elements.count // (size * elements.together)) * elements.together  # that one rank owns
         self.inbox = b.shared("inbox", 16 * self.slice * size)
         self.statistics = b.shared("inbox_statistics", 8 * elements.heads * size)
         self.ready = b.shared("inbox_ready", 8, 8)

@@ -34,11 +34,11 @@ class Walk(NamedTuple):
 
 def build_merges(
     b: Builder, attention: Attention, plan: Plan, where: Place, task: Task, arena: Shared, *, lse: bool, sinks: bool,
-    outlet: Outlet | None = None,
+    outlet: Outlet | None = None, together: int = 1,
 ) -> None:  # fmt: skip
     """Build the fragments of every merge of the plan, and of the output (`out`, `lse`, `sinks` are parameters).
-    `outlet`: what writes the output, where that is not rows of heads."""
-    elements = Elements(b, plan.shape.heads, attention.problem.v_dim, plan.shape.threads, task.tid)
+    `outlet`: what writes the output, where that is not rows of heads; so many lanes of it are `together`."""
+    elements = Elements(b, plan.shape.heads, attention.problem.v_dim, plan.shape.threads, task.tid, together)
     merged = partial(b, "merged")
     with b.fragment("warps_start") as first:
         elements.start(task.tid, elements.count)
@@ -169,8 +169,8 @@ def _ticket(
     if plan.mergers == 1:
         return EarlyTicket(b, active, elements.thread)
     if exchange is None:
-        return SharedTicket(b, active, elements.thread, plan.mergers, 0, elements.count)
-    return SharedTicket(b, active, elements.thread, plan.mergers, exchange.first, exchange.end)
+        return SharedTicket(b, active, elements, plan.mergers, 0, elements.count)
+    return SharedTicket(b, active, elements, plan.mergers, exchange.first, exchange.end)
 
 
 def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> Walk:

@@ -76,10 +76,12 @@ def combine(b: Builder, into: Partial, parts: Sequence[Partial], what: str = "")
 
 
 class Elements:
-    """The walk of a CTA's threads over elements [first, end)."""
+    """The walk of a CTA's threads over elements [first, end); where CTAs share them, each has a multiple of
+    `together`."""
 
-    def __init__(self, b: Builder, heads: int, v_dim: int, threads: int, thread: Reg) -> None:
+    def __init__(self, b: Builder, heads: int, v_dim: int, threads: int, thread: Reg, together: int = 1) -> None:
         self.b, self.heads, self.v_dim, self.threads, self.thread = b, heads, v_dim, threads, thread
+        self.together = together
         self.element = b.reg("element", "u32")
         self.head = b.reg("element_head", "u32")
         self.chunk = b.reg("element_chunk", "u32")

@@ -101,8 +101,11 @@ class SharedTicket(EarlyTicket):
     Thread 0 alone runs `draw`, `ask` and `tell`, and keeps the counter's address and answers in between.
     """
 
-    def __init__(self, b: Builder, active: Reg, thread: Reg, mergers: int, first: Reg | int, end: Reg | int) -> None:
-        super().__init__(b, active, thread)
+    def __init__(
+        self, b: Builder, active: Reg, elements: Elements, mergers: int, first: Reg | int, end: Reg | int
+    ) -> None:  # fmt: skip
+        super().__init__(b, active, elements.thread)
+        self.together = elements.together
         self.mergers, self.first, self.end = mergers, first, end
         self.asked = b.reg("ticket_asked", "u32")
         self.shift, self.count = b.reg("mergers_shift", "u32"), b.reg("mergers", "u32")
@@ -158,6 +161,9 @@ class SharedTicket(EarlyTicket):
         b.op("add.u32", self.share, self.share, self.end)
         b.op("sub.u32", self.share, self.share, self.first)
         b.op("shr.u32", self.share, self.share, self.shift)
+        if self.together > 1:
+            b.op("add.u32", self.share, self.share, self.together - 1)
+            b.op("and.b32", self.share, self.share, -self.together)
 
     def take(self) -> Reg:
         """The CTA's next part; whether there are more."""
