@@ -48,7 +48,7 @@ SPANS_TO_WEIGHTS = {"exact": 1 << 26, "fast": 1 << 40}
 FEW, SOME, INTEGERS_TO = 8, 16, 32
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
-TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices")
+TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
