@@ -26,6 +26,7 @@ from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.passing import Passing
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
@@ -78,7 +79,8 @@ class PackedGemm(PackedProduct):
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
     round more; the order of sums then follows from the number of tokens. `carried`: other warps store a tile's results,
     rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that policy of the L2.
-    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add up their sums.
+    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add up their sums. `last_tiles`: so
+    many tiles of rows, the last, have those of one warpgroup, so that the last of a CTA's tiles can be a small one.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -100,14 +102,14 @@ class PackedGemm(PackedProduct):
         r"/n(44|48|52)_.* wait .*wgmma.wait_group": "does not matter: a tile's last part has waited for all products",
         r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
         r"/n128_k768_.* fence .*wgmma.fence": "sums were only read since the fence before, or not even that",
-        r"/n(128_k768|256_k1152)_.* option: split=1": "does not matter: the table says the same",
+        r"/n(128_k768|256_k1152|60)_.* option: split=1": "does not matter: the table says the same",
         r" barrier .*bar.warp.sync.*%tells_factors": "check mode takes a release for the warp's, not the lane's",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
-        r"/n56_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden has a "
-        "second tile",
+        r"/n(56|192)_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden "
+        "has a second tile",
         r" arrival .*%expects_sums": "does not matter: no CTA that shares k has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|44|48|52|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
@@ -124,6 +126,7 @@ class PackedGemm(PackedProduct):
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(n=56, k=128, tokens=96, precision="fast", out_dtype="bf16", carried=True, evict_first=True),
         dict(n=60, k=512, tokens=16, precision="fast", tile_rows=64, split=1, slices=2, programmatic=True),
+        dict(n=192, k=1024, tokens=96, precision="fast", out_dtype="bf16", carried=True, last_tiles=1),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
@@ -215,6 +218,7 @@ class PackedGemm(PackedProduct):
                 f"(got share={self.share}, split={self.split}; nearest: {nearest})"
             )
         yield from rules.one_of("slices", self.slices, (1, SLICES))
+        yield from rules.between("last_tiles", self.last_tiles, 0, 1 << 14)
         if self.by_row:
             yield from self._rules_of_integers()
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
@@ -283,12 +287,14 @@ class PackedGemm(PackedProduct):
             )
         elif self.carried and not at.carried:
             yield refusals.of_carried(self, self.tokens, at.shape)
+        elif self.last_tiles and (wrong := refusals.of_last_tiles(self, at.shape)):
+            yield wrong
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
         """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
-        fields, and so `tile_rows`, `split`, `share`, `stream`, `slices`, `carried`, `evict_first`. PackTokens needs the
-        same `tokens`. Raises `SpecError` where there is none."""
+        fields, and so `tile_rows`, `split`, `share`, `stream`, `slices`, `carried`, `evict_first`, `last_tiles`.
+        PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
         from ptxgen.products.wgmma.tiles import best
 
         return best(cls, fields, rows)
@@ -363,6 +369,8 @@ class PackedGemm(PackedProduct):
             FactorFinder(b, self, at, ring).build(tasks)
         multiplier = kind(b, self, at, ring)
         multiplier.build(tasks)
+        if at.shape.last:
+            Passing(b, at, multiplier).build()
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
         sums = multiplier.sums
@@ -378,7 +386,7 @@ class PackedGemm(PackedProduct):
             results(b, self, at, ring, sums).build(tasks)
         b.expose(
             geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
-            finds_tile=not at.carried or self.bias, others=_others(at),
+            finds_tile=not at.carried or self.bias or at.shape.last, others=_others(at), passing=tasks.passes,
         )  # fmt: skip
 
     # -- example and reference -----------------------------------------------------------------------------------------

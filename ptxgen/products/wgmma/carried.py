@@ -108,6 +108,7 @@ class Carrier:
         self.pieces = self.rows // PIECE
         self.at_once = LANES // self.pieces  # tokens of a load
         self.taken = b.array("carried_word", "b32", 4 * LOADS)
+        self.carries_tile: Reg | None = None  # whether the tile has rows of the warpgroup, where that is not so of all
 
     def build(self, tasks: Tasks) -> None:
         """Build all of its fragments."""
@@ -118,14 +119,17 @@ class Carrier:
             to, left = b.reg("carried_to", "u64"), b.reg("carried_left", "s32")
         with b.fragment("find_carried", "the lane's first token and its outputs"):
             row = b.op("mad.lo.u32", convert.scratch(b, "carried_row", "u32"), tasks.token_tile, at.tokens, self.token)
-            column = b.op("mad.lo.u32", convert.scratch(b, "carried_column_out", "u32"), tasks.group, at.rows,
-                          self.column)  # fmt: skip
+            column = b.op("mad.lo.u32", convert.scratch(b, "carried_column_out", "u32"), tasks.group,
+                          at.rows // at.shape.units, self.column)  # fmt: skip
             b.op("mad.wide.u32", to, row, row_bytes, self.out)
             b.op("mad.wide.u32", to, column, spec.out_dtype.bytes, to)
             b.op("sub.s32", left, tasks.count, row)
             inside = b.op("setp.lt.u32", convert.scratch(b, "carried_inside", "pred"), column, spec.n)
             b.op("selp.s32", left, left, 0, inside)
             halves = b.op("mov.u32", "halves_left", at.tokens // at.result_tokens)
+            if tasks.is_last is not None:
+                self.carries_tile = b.op("setp.eq.or.u32", "carries_tile", self.own, 0, ~tasks.is_last)
+            b.expose(has_halves=self.carries_tile)
         step = LOADS * self.at_once
         with b.fragment("begin_half", "from the first token that was left"):
             for now, place in zip(self.now, self.places, strict=True):
@@ -141,7 +145,7 @@ class Carrier:
 
     def _begin(self, tasks: Tasks) -> None:
         b, at = self.b, self.at
-        own = b.op("sub.u32", "carried_group", tasks.warp, at.warps + 1)
+        own = self.own = b.op("sub.u32", "carried_group", tasks.warp, at.warps + 1)
         b.op("min.u32", own, own, at.shape.groups - 1)
         b.op("add.u32", "carried_full", own, 1)
         b.op("add.u32", "carried_empty", own, 1 + at.shape.groups)

@@ -42,6 +42,7 @@ class Copier:
         self.source, target = b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
         self.total = at.token_bytes + at.records * at.tile_bytes  # of a stage
         self.total += 0 if at.factored else at.scale_bytes
+        self.coming = b.reg("stage_bytes", "u32") if at.shape.last else self.total  # of a stage of the tile
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
             self._begin()
@@ -64,7 +65,7 @@ class Copier:
             b.without("drop_tokens", "poll_early")
             b.expose(lacks_tile=None)
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
-            self._find_sources()
+            self._find()
             left = b.op("mov.u32", "copied_steps", tasks.steps)
             more = b.op("setp.ne.u32", "copies_more", left, 0)
             if self.is_first is not None:
@@ -90,7 +91,7 @@ class Copier:
         """Weights of the first stages, and nothing where a tile has fewer stages."""
         b, ring, tasks = self.b, self.ring, self.tasks
         if self.has_tile is not None:
-            self._find_sources()
+            self._find()
         else:
             self._find_record()
             if tasks.first_step is not None:
@@ -136,6 +137,14 @@ class Copier:
     def _early_tokens(self) -> None:
         """The tokens, and scales, of these stages, where the first tile is known by then."""
         raise NotImplementedError
+
+    def _find(self) -> None:
+        """Where the first stage's bytes begin, and how many a stage has."""
+        at, is_last = self.at, self.tasks.is_last
+        self._find_sources()
+        if is_last is not None:
+            fewer = self.total - (at.records - at.shape.unit_records) * at.tile_bytes
+            self.b.op("selp.b32", self.coming, fewer, self.total, is_last)
 
     def _find_sources(self) -> None:
         """Where the first stage's bytes begin."""

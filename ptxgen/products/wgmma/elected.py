@@ -22,7 +22,9 @@ FEW_RECORDS = 4  # of one warpgroup: no more copies of a stage than lanes issue 
 def elects(spec: PackedProduct, at: Geometry) -> bool:
     """Whether one lane brings everything: of weights as they lie, where every CTA has all its records, so that they lie
     one after the other. In e4m3 with few of them, several tiles in turn were slower so, and the cause was not found."""
-    in_a_row = at.row_groups * at.records == spec.parts * spec.kind.records(spec.n)
+    last = at.shape.last
+    there = (at.row_groups - last) * at.records + last * at.shape.unit_records
+    in_a_row = there == spec.parts * spec.kind.records(spec.n)
     return in_a_row and spec.straight and not (spec.scaled and at.records <= FEW_RECORDS)
 
 
@@ -35,6 +37,8 @@ class ElectedCopier(Copier):
         self.token_place = self.place
         self.x, self.x_from = b.ld_param("x"), b.reg("tokens_from", "u64")
         self.every: Reg | None = None
+        if at.shape.last:
+            self.is_whole = b.reg("is_whole", "pred")
         if at.shape.share > 1:
             part = b.op("mul.lo.u32", "own_part", self.tasks.share_rank, self._token_bytes)
             self.token_place = b.op("add.u32", "token_place", self.place, part)
@@ -62,16 +66,18 @@ class ElectedCopier(Copier):
             b.op("and.pred", elected, elected, goes)
         for stage in range(self.early):
             bell = self.ring.full_bells[BELL * stage]
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=elected)
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.coming, pred=elected)
             self._records(self.place, stage * at.stage_bytes, stage * at.tile_bytes, bell, elected)
 
     def _records(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """The records of a stage, from `source` on in global memory."""
-        at = self.at
+        at, of_all = self.at, pred
+        if self.tasks.is_last is not None:
+            of_all = self.b.op("and.pred", scratch(self.b, "brings_all", "pred"), pred, self.is_whole)
         for record in range(at.records):
             to = place[offset + at.token_bytes + record * at.tile_bytes]
             from_ = self.source[source + record * self.spec.kind.record_bytes(self.spec.k)]
-            self._copy(to, from_, at.tile_bytes, bell, pred)
+            self._copy(to, from_, at.tile_bytes, bell, pred if record < at.shape.unit_records else of_all)
 
     def _tokens(self, place: Reg, offset: int, source: int, bell: Addr, pred: Reg) -> None:
         """Bring the tokens of a stage."""
@@ -136,7 +142,7 @@ class ElectedCopier(Copier):
         b, ring = self.b, self.ring
         b.note("electing takes all lanes, so that none falls a phase behind")
         elected = self._elect()
-        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=elected)
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.coming, pred=elected)
         b.op("add.u32", target, self.token_place, ring.offset)
         self._tokens(target, 0, 0, ring.full[0], elected)
         if self.token_place is not self.place:
@@ -150,5 +156,7 @@ class ElectedCopier(Copier):
 
     def _find_record(self) -> None:
         b, spec, tasks = self.b, self.spec, self.tasks
-        size = self.at.records * spec.kind.record_bytes(spec.k)
+        size = self.at.shape.unit_records * spec.kind.record_bytes(spec.k)
         b.op("mad.wide.u32", self.source, tasks.group, size, tasks.weight)
+        if tasks.is_last is not None:
+            b.op("not.pred", self.is_whole, tasks.is_last)

@@ -268,7 +268,8 @@ class Geometry:
             if out_tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= (sums or stages * stage):
                 together, results = more, bytes_of_more
                 break
-        groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
+        of_whole = spec.parts * kind.records(spec.n) - spec.last_tiles * records // shape.groups
+        groups = -(-of_whole // (records * shape.share)) * shape.share + spec.last_tiles
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _pieces(spec, tokens, shape, pipelined, factored)
         return cls(

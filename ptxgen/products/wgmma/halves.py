@@ -122,7 +122,9 @@ class HalfResults:
     def _find(self, group: Reg, token_tile: Reg, count: Reg) -> None:
         b, spec, at = self.b, self.spec, self.at
         row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.own_token)
-        column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows, self.column)
+        column = b.op(
+            "mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows // at.shape.units, self.column
+        )
         self._find_place(token_tile, row, column)
         b.op("sub.s32", self.left, count, row)
         inside = self.inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
@@ -138,7 +140,9 @@ class HalfResults:
         """The bias of this lane's outputs."""
         assert self.bias is not None
         b, spec, at = self.b, self.spec, self.at
-        row = b.op("mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows, self.bias_row)
+        row = b.op(
+            "mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows // at.shape.units, self.bias_row
+        )
         place = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), row, f32.bytes, self.bias_from)
         convert.clear(b, self.bias)
         there = convert.scratch(b, "bias_there", "pred")

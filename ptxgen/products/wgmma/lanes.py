@@ -42,9 +42,12 @@ class LaneCopier(Copier):
 
     def _declare(self) -> None:
         self.size = self.b.reg("copy_bytes", "u32")
+        self.brings: Reg | None = None  # whether the lane's record, if it has one, is in the tile, where not all are
 
     def _begin(self) -> None:
         self.of = self._of_lane(self.size)
+        if self.at.shape.last:
+            self.brings = self.b.reg("brings", "pred")
 
     def _begin_policy(self, policy: Reg) -> None:
         """Weights', or, of a lane that copies something else, the usual one."""
@@ -96,10 +99,11 @@ class LaneCopier(Copier):
             leads = b.op("and.pred", "leads_early", leads, goes)
         for stage in range(self.early):
             bell = self.ring.full_bells[BELL * stage]
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.total, pred=leads)
+            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, self.coming, pred=leads)
         has_record = b.op("setp.lt.u32", "has_record", self.tasks.lane, at.records)
-        if goes is not None:
-            b.op("and.pred", has_record, has_record, goes)
+        for each in (goes, self.brings):
+            if each is not None:
+                b.op("and.pred", has_record, has_record, each)
         self._bring_each(at.tile_bytes, has_record)
 
     def _find_sources(self) -> None:
@@ -153,9 +157,9 @@ class LaneCopier(Copier):
     def _bring_stage(self, target: Reg) -> None:
         b, ring, source, of = self.b, self.ring, self.source, self.of
         b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
-        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.total, pred=self.leads)
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], self.coming, pred=self.leads)
         b.op("add.u32", target, of.place, ring.offset)
-        self._copy(target[0], source[0], of.size, ring.full[0], of.copies)
+        self._copy(target[0], source[0], of.size, ring.full[0], of.copies if self.brings is None else self.brings)
         if of.for_all is not None:
             b.op(MULTICAST, target[0], source[0], of.size, ring.full[0], of.every, pred=of.for_all)
         step = b.op("cvt.u64.u32", "copy_advance", of.step)
@@ -165,6 +169,15 @@ class LaneCopier(Copier):
     def _find_record(self) -> None:
         """Where this lane's record begins."""
         b, spec, tasks = self.b, self.spec, self.tasks
-        record = b.op("mad.lo.u32", scratch(b, "copied_record", "u32"), tasks.group, self.at.records, tasks.lane)
+        record = b.op(
+            "mad.lo.u32", scratch(b, "copied_record", "u32"), tasks.group, self.at.shape.unit_records, tasks.lane
+        )
         b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
         b.op("mad.wide.u32", self.source, record, spec.kind.record_bytes(spec.k), tasks.weight)
+        if tasks.is_last is not None:
+            b.note("lanes whose record no warpgroup has in this tile bring nothing")
+            b.op("setp.ge.u32", self.brings, tasks.lane, self.at.shape.unit_records)
+            b.op("setp.lt.and.u32", self.brings, tasks.lane, self.at.records, self.brings)
+            b.op("and.pred", self.brings, self.brings, tasks.is_last)
+            b.op("not.pred", self.brings, self.brings)
+            b.op("and.pred", self.brings, self.brings, self.of.copies)

@@ -174,7 +174,7 @@ class Multiplier:
         else:
             with b.fragment("drain", "all products are done"):
                 b.op("wgmma.wait_group.sync.aligned", 0)
-                self._arrive(arrives)
+                self.arrive(arrives)
         self._outside()
         b.expose(part_fragments=fragments, turns=self.turns)
 
@@ -209,11 +209,11 @@ class Multiplier:
         b = self.b
         assert has_released is not None
         with b.fragment("release", "the products of the stage before are done"):
-            self._arrive(has_released)
+            self.arrive(has_released)
             b.op("mov.u32", self.released, self.ring.empty)
             b.op("and.pred", has_released, arrives, arrives)
 
-    def _arrive(self, pred: Reg) -> None:
+    def arrive(self, pred: Reg) -> None:
         """This warp has done with the stage: lane i tells CTA i of those that share the tokens."""
         b = self.b
         if self.at.shape.share == 1:
@@ -376,7 +376,7 @@ class Multiplier:
         (piece,) = self._trailing()
         record = scratch(b, "scaled_record", "u32")
         for block, place in enumerate(self.scales_at):
-            b.op("mad.lo.u32", record, group, at.row_warps, warp)
+            b.op("mad.lo.u32", record, group, at.shape.unit_records // at.shape.blocks, warp)
             b.op("mad.lo.u32", record, record, at.shape.blocks, block)
             b.op("min.u32", record, record, spec.parts * kind.records(spec.n) - 1)
             b.op("mad.wide.u32", place, record, kind.record_bytes(spec.k), weight)

@@ -89,7 +89,7 @@ class PipelinedMultiplier(PromotedMultiplier):
             with b.fragment(f"promote{name}", f"sums of tokens {unit.first} on to the totals") as promote:
                 self._promote(unit, 0)
                 if unit is units[-1]:
-                    self._arrive(self.arrives)
+                    self.arrive(self.arrives)
             found.append(Step(products, unpack, advance, load, early, finish, promote))
         return found
 

@@ -70,6 +70,13 @@ class PackedProduct(Weighted):
         draws=lambda drawn: (1, 1 + (drawn.get("tokens", 0) % (2 * packed.GROUP) == 0)),
         doc="warpgroups of a CTA that have the same 64 rows and share each stage's k",
     )
+    last_tiles: int = field(
+        default=0,
+        later=True,
+        draws=lambda drawn: (0, int(drawn.get("tokens", 0) > packed.COLUMNS)),
+        silent="it says who computes, not what",
+        doc="tiles of rows, the last, that have those of one warpgroup",
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     by_row: bool = field(

@@ -1,5 +1,6 @@
-"""Why warps beside the copying one cannot store a product's results (`carried`), and why warpgroups cannot share k
-(`slices`). What each needs is a table; a message has the first row that is not met."""
+"""Why warps beside the copying one cannot store a product's results (`carried`), why warpgroups cannot share k
+(`slices`), and why the last tiles of rows cannot be those of one warpgroup (`last_tiles`). What each needs is a table;
+a message has the first row that is not met."""
 
 from __future__ import annotations
 
@@ -84,4 +85,28 @@ def of_slices(spec: PackedProduct) -> str:
              f"tokens={spec.tokens}", f"tokens={MOST_ROWS_FIRST}"),
         Want(spec.tokens % SLICED_TOKENS == 0, f"is for a multiple of {SLICED_TOKENS} tokens", f"tokens={spec.tokens}",
              _whole(spec.tokens, SLICED_TOKENS)),
+    ))  # fmt: skip
+
+
+def of_last_tiles(spec: PackedProduct, shape: Shape) -> str:
+    """Why the last tiles of rows cannot be those of one warpgroup; "" where they can."""
+    records, whole = spec.parts * spec.kind.records(spec.n), shape.unit_records * shape.units
+
+    def leaves_tiles(last: int) -> bool:
+        left = records - last * shape.unit_records
+        return last % shape.share == 0 and left > 0 and left % (whole * shape.share) == 0
+
+    legal = () if leaves_tiles(shape.last) else filter(leaves_tiles, range(records))
+    nearest = min(legal, key=lambda last: abs(last - shape.last), default=0)
+    return _first("last_tiles", (
+        Want(spec.tokens > MOST_ROWS_FIRST, f"is for more than {MOST_ROWS_FIRST} tokens", f"tokens={spec.tokens}",
+             "tokens=96"),
+        Want(not spec.stream, "is for whole tiles", "stream=True", "stream=False"),
+        Want(shape.split < 2, "is for CTAs that have all of k", f"split={shape.split}", "split=1"),
+        Want(shape.groups > 1, "is for tiles of several warpgroups", f"tile_rows={spec.tile_rows}",
+             f"tile_rows={128 * spec.parts}"),
+        Want(not spec.promotes, "does not go with sums of 128 columns that f32 adds up", f"weights={spec.weights!r}",
+             "last_tiles=0"),
+        Want(leaves_tiles(shape.last), "the rows before the last tiles must be whole tiles, at least one, and as many "
+             f"as share tokens (share={shape.share})", f"last_tiles={shape.last}", f"last_tiles={nearest}"),
     ))  # fmt: skip

@@ -129,7 +129,9 @@ class Results:
         """The lane's outputs of its first token, and how many tokens there are from that on."""
         b, spec, at = self.b, self.spec, self.at
         row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
-        column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows, self.column)
+        column = b.op(
+            "mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows // at.shape.units, self.column
+        )
         self.outlet.find(self.token_tile, self.token, row, column)
         b.op("sub.s32", self.left, self.count, row)
         b.op("setp.lt.u32", self.inside, column, spec.n)

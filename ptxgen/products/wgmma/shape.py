@@ -58,7 +58,8 @@ class Shape:
     """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of them
     between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
     `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all; `slices`: warpgroups that
-    have the same rows, of which each multiplies its part of a stage's tiles."""
+    have the same rows, of which each multiplies its part of a stage's tiles; `last`: tiles of rows, behind the whole
+    ones, of one warpgroup (`passing.py`)."""
 
     groups: int
     blocks: int
@@ -69,6 +70,17 @@ class Shape:
     resident: int
     share: int = 1
     slices: int = 1
+    last: int = 0
+
+    @property
+    def units(self) -> int:
+        """What a tile's rows are counted in: a warpgroup's where some tiles have these alone, else all of them."""
+        return self.groups if self.last else 1
+
+    @property
+    def unit_records(self) -> int:
+        """Records of that many rows."""
+        return 64 // TILE_ROWS * self.blocks * self.groups // self.units
 
     @property
     def own_tiles(self) -> int:
@@ -122,7 +134,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         if least <= row_tiles * split <= most:
             tiles, part = 2, 4
     tiles = max(tiles, spec.slices)
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, spec.slices)
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, spec.slices, spec.last_tiles)
 
 
 def of_integers(spec: PackedProduct) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.threads import divide_any
 from ptxgen.idioms.threads import split as split_by
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ class Tasks:
     `thread`, `lane`, `warp`; `row_warp`: of those that have different rows; `slice`: of the warpgroup among those that
     share k, where they do; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
-    of it; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in all;
-    `has_tile`: whether the CTA has a first tile.
+    of it; `is_last`: whether the tile has rows of one warpgroup alone, `passes`: whether it does and this warp has none
+    of them; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in
+    all; `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
@@ -43,6 +44,8 @@ class Tasks:
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
         self.whole: Reg | None = None  # the next tile that is not shared
+        self.is_last: Reg | None = None
+        self.passes: Reg | None = None
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
     def locate(self) -> None:
@@ -187,21 +190,50 @@ class Tasks:
         if at.rows_first:
             self._find_group(token_tile)
         else:
+            clusters = self.clusters - at.shape.last // at.shape.share
             b.note("bands of tokens: those of a band pass all rows of weights before the next band's")
             most = max(1, BAND // self.spec.tokens)
-            band = divide_any(b, "band", tile, most * self.clusters)
+            band = divide_any(b, "band", tile, most * clusters)
             first = b.op("mul.lo.u32", "first_of_band", band, most)
             wide = b.op("sub.u32", "tiles_of_band", self.token_tiles, first)
             b.op("min.u32", wide, wide, most)
             b.op("max.u32", wide, wide, 1)
-            in_band = b.op("mul.lo.u32", "tile_in_band", band, most * self.clusters)
+            in_band = b.op("mul.lo.u32", "tile_in_band", band, most * clusters)
             b.op("sub.u32", in_band, tile, in_band)
             b.op("div.u32", group, in_band, wide)
             b.op("rem.u32", token_tile, in_band, wide)
             b.op("add.u32", token_tile, token_tile, first)
-            b.op("min.u32", group, group, self.clusters - 1)
+            b.op("min.u32", group, group, clusters - 1)
+        if at.shape.last:
+            self._find_last()
         self._own_group()
+        if self.is_last is not None:
+            self._count_units(self.is_last)
         b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.spec.tokens)
+
+    def _find_last(self) -> None:
+        """Rows and tokens of a tile behind all whole ones."""
+        b, at = self.b, self.at
+        last = at.shape.last // at.shape.share
+        b.note("behind the whole tiles those of one warpgroup")
+        whole = b.op("mul.lo.u32", "whole_tiles", self.token_tiles, self.clusters - last)
+        is_last = self.is_last = b.op("setp.ge.u32", "is_last", self.tile, whole)
+        b.op("sub.u32", whole, self.tile, whole)
+        wide = b.op("max.u32", "tiles_of_rows", self.token_tiles, 1)
+        group, token_tile = b.op("div.u32", "last_group", whole, wide), b.op("rem.u32", "last_token_tile", whole, wide)
+        b.op("min.u32", group, group, last - 1)
+        b.op("selp.b32", self.group, group, self.group, is_last)
+        b.op("selp.b32", self.token_tile, token_tile, self.token_tile, is_last)
+        self.passes = b.op("setp.ge.and.u32", "passes", self.warp, WARPS, is_last)
+
+    def _count_units(self, is_last: Reg) -> None:
+        """The tile's first rows, in those of a warpgroup."""
+        b, at = self.b, self.at
+        whole, units = at.row_groups - at.shape.last, at.shape.units
+        each = b.op("selp.b32", "units_of_tile", 1, units, is_last)
+        before = b.op("selp.b32", "units_before", whole * units, 0, is_last)
+        b.op("mad.lo.u32", self.group, self.group, each, before)
+        b.op("min.u32", self.group, self.group, whole * units + at.shape.last - 1)  # as it is: a bound for the checks
 
     # -- an even share of all k ----------------------------------------------------------------------------------------
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma import few_tiles
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma import few_tiles, last_turn
+from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
-from ptxgen.products.wgmma.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, of_integers
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, of_integers
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -41,6 +42,7 @@ MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, an
 # The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
 PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
 BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
+LONE_PAIR = 103  # more, of more than 128 rows of x, of one warpgroup with two blocks, alone on its multiprocessor
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = (
     {1: 0, 2: 2600, 3: 3300, 4: 4000, 8: 9000},
@@ -54,6 +56,11 @@ ACROSS = 1.04  # of several warpgroups whose CTA shares k with others
 LARGE = 128 * 256  # sums of a large tile
 MANY_TOKENS = 128  # with more, tiles are large
 CARRIED_ROWS = 128  # of large tiles whose results are carried
+# rows of x from which the last tiles of rows are those of one warpgroup where that saves so much of the cycles
+ENDED_FROM, WORTH = 385, 0.98
+UNBEATEN = (192,)  # tokens of tiles that these were not faster than
+ENDED_CONVERTED = ("q4_k",)  # and of which weights that are converted, gate and up
+LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 # rows and shares that are tried with so many tokens: what was measured
@@ -164,10 +171,31 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
     if isinstance(kind, Half) and spec.straight and spec.precision == "fast" and spec.tokens > MOST_ROWS_FIRST:
-        results = WRITING * _of_large(at) * spec.out_dtype.bytes / 2  # behind the last weights
-        return _read_too(spec, _plain_cycles(spec, at, rows), BESIDE_PLAIN, results)
+        return _read_too(spec, _plain_cycles(spec, at, rows), BESIDE_PLAIN, _written(spec, at))
     shape = at.shape
-    tile_rows = 64 * shape.groups * shape.blocks
+    steps = -(-kind.tiles(spec.k) * kind.tile_k // (spec.columns * shape.split))
+    size = shape.split * shape.share
+    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
+    beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
+    large = _of_large(at)
+    slower = SHARING if shape.share > 1 else 1
+    whole = 0.0
+    for turns, groups in zip(last_turn.turns(at, rows), (shape.groups, 1), strict=True):
+        step = slower * _stage(spec, at, 64 * groups * shape.blocks, beside)
+        if spec.weights in ENDED_CONVERTED and rows >= ENDED_FROM and _is_lone_pair(at):
+            step *= LONE_CONVERTING
+        whole += turns * (steps * step + EDGES + RESULTS * large * groups / shape.groups)
+    if shape.split > 1:
+        whole += ADDING[shape.split] + SUMS * large
+    if shape.share > 1:
+        whole += MEETING
+    return _read_too(spec, whole)
+
+
+def _stage(spec: PackedProduct, at: Geometry, tile_rows: int, beside: int) -> float:
+    """Of 64 columns of so many rows, `beside` of such CTAs on a multiprocessor: of all but 16-bit weights as they
+    lie."""
+    kind, shape = spec.kind, at.shape
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
     tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR
     if spec.scaled:
@@ -179,28 +207,17 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     reads = passes * tile_rows / 64 * tokens_bytes + tile_rows * per_row
     shared = (reads + tile_rows * per_row + tokens_bytes * spec.digits) / SHARED
     wait = max(LATENCY / (at.stages - 1), TURN) / (at.chunks * CHUNK_BYTES // ROW_BYTES)
-    steps = -(-kind.tiles(spec.k) * kind.tile_k // (spec.columns * shape.split))
-    size = shape.split * shape.share
-    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    turns = _turns(at, rows)
-    large = tile_rows * at.tokens / LARGE
-    step = max(beside * tensor, beside * shared, wait)
-    if shape.share > 1:
-        step *= SHARING
-    whole = turns * (steps * step + EDGES + RESULTS * large)
-    if shape.split > 1:
-        whole += ADDING[shape.split] + SUMS * large
-    if shape.share > 1:
-        whole += MEETING
-    return _read_too(spec, whole)
+    return max(beside * tensor, beside * shared, wait)
 
 
-def _turns(at: Geometry, rows: int) -> int:
-    """Tiles of a CTA, one after the other."""
-    shape = at.shape
-    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    return -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
+def _is_lone_pair(at: Geometry) -> bool:
+    """Whether a multiprocessor has one warpgroup with two blocks of rows, so that nothing runs between its parts."""
+    return at.shape.groups == at.shape.resident == 1 and at.shape.blocks > 1
+
+
+def _written(spec: PackedProduct, at: Geometry) -> float:
+    """Cycles of a tile's results, of 16-bit weights as they lie."""
+    return WRITING * _of_large(at) * (spec.x_dtype if spec.packed_out else spec.out_dtype).bytes / 2
 
 
 def _of_large(at: Geometry) -> float:
@@ -218,33 +235,42 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
     """Without the read: of 16-bit weights as they lie."""
     shape = at.shape
-    tile_rows, size = 64 * shape.groups * shape.blocks, shape.split * shape.share
-    large = _of_large(at)
-    pace = LONG_PACE if shape.groups == 1 and shape.tiles == 2 else PACE[shape.groups]
-    step = max(tile_rows * at.tokens * COLUMNS / TENSOR + max(0, BEYOND[shape.groups] * (1 - large)), pace)
+    size, large = shape.split * shape.share, _of_large(at)
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    turns = _turns(at, rows)
+    whole, last = last_turn.turns(at, rows)
+    turns = whole + last
     steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
-    step *= beside
+    slower = float(beside)
     if shape.share > 1:
-        step *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
+        slower *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
     if shape.groups > 2 and turns > 1:
-        step *= MORE_POWER
+        slower *= MORE_POWER
     elif large < 1 and turns >= MANY_TURNS:
-        step *= SMALL_POWER
+        slower *= SMALL_POWER
     if shape.groups > 1 and shape.split > 1:
-        step *= ACROSS
-    writing = WRITING * large * spec.out_dtype.bytes / 2
+        slower *= ACROSS
     sharing = MEETING if shape.share > 1 else 0
     written = 1 if at.carried else turns  # the last tile's results alone leave behind all products
-    tiles = turns * (steps * step + BETWEEN) + written * writing
+    stage = whole * _step(at, shape.groups) + last * _step(at, 1)
+    if rows > MANY_TOKENS and _is_lone_pair(at):
+        stage += LONE_PAIR * turns
+    tiles = steps * slower * stage + turns * BETWEEN + written * _written(spec, at)
     return tiles + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
+
+
+def _step(at: Geometry, groups: int) -> float:
+    """Of 64 columns of a tile of so many warpgroups."""
+    pace = LONG_PACE if at.shape.groups == 1 and at.shape.tiles == 2 else PACE[groups]
+    rows = TILE_ROWS * WARPS * groups * at.shape.blocks
+    beyond = BEYOND[groups] * (1 - rows * at.tokens / LARGE)
+    return max(rows * at.tokens * COLUMNS / TENSOR + max(0, beyond), pace)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
-    if not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name or fields.keys() & {*TILE, "stream"}:
+    given = fields.keys() & {*TILE, "stream", "last_tiles"}
+    if given or not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
         return {}
     alone = MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN
     for n, k, least, most, *tile in (*alone, *MEASURED):
@@ -263,12 +289,30 @@ def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
 def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec with results that other warps store, in tiles that were seen to gain of which a CTA has several."""
     seen = _plain(fields) and spec.tokens > MANY_TOKENS and spec.tile_rows == CARRIED_ROWS
-    if not seen or "carried" in fields or _turns(Geometry.of(spec), rows) < 2:
+    if not seen or "carried" in fields or sum(last_turn.turns(Geometry.of(spec), rows)) < 2:
         return spec
     try:
         return replace(spec, carried=True)
     except SpecError:
         return spec
+
+
+def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
+    """Those whose last tiles of rows are of one warpgroup, where that was seen to gain: large tiles, of 16-bit weights
+    as they lie, or of gate and up."""
+    if rows < ENDED_FROM or "last_tiles" in fields or fields.get("precision") != "fast":
+        return []
+    ended = []
+    for spec in found:
+        at = Geometry.of(spec)
+        plain = isinstance(spec.kind, Half) and spec.straight
+        large = (plain or (spec.gated and spec.weights in ENDED_CONVERTED)) and _of_large(at) == 1
+        last = last_turn.last_tiles(at, rows) if large and at.shape.groups > 1 else 0
+        try:
+            ended += [replace(spec, last_tiles=last)] if last else []
+        except SpecError:  # rows that are left are no whole tiles
+            continue
+    return ended
 
 
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
@@ -304,4 +348,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         return few
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    if (ended := _ended(found, fields, rows)) and chosen.tokens not in UNBEATEN:
+        shortest = min(ended, key=lambda spec: cycles(spec, rows))
+        chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
     return _sliced(_once(chosen, fields, rows), fields, rows)
