@@ -136,8 +136,10 @@ def _timed(spec: Any, weights: Weights, x: Any, wanted: Any, target: str) -> dic
     given = {} if isinstance(spec, Gemv) else {"n_rows": m}
     more = {}
     if isinstance(spec, DigitGemm):
-        packing = Loaded(generate(PackDigits(spec.k, halves=spec.digits if spec.halves else 0), target), rows=m)
-        dtype = torch.bfloat16 if spec.halves else torch.uint8
+        halves = spec.digits if spec.of_halves else 0
+        pack_digits = PackDigits(spec.k, halves=halves, sums=spec.of_halves and spec.sums)
+        packing = Loaded(generate(pack_digits, target), rows=m)
+        dtype = torch.bfloat16 if halves else torch.uint8
         digits = torch.zeros(shape_of(packing.ptx, "out", {"rows": m}), dtype=dtype, device="cuda")
         pack = packing.bind(x=x, out=digits, n_rows=m)
         pack()

@@ -40,9 +40,9 @@ DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
 # into tiles for wgmma. Where one product after the other reads and leaves digits, all do.
 LARGE = 1 << 24
 HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
-# Weights of gate and up to which a model's K-quants read bf16 digits: three of them take longer than bytes where
-# matrices are large, and save launches.
-SPANS_TO_WEIGHTS = {"exact": 1 << 26, "fast": 1 << 40}
+# Weights of gate and up together, to which a model's K-quants read bf16 digits: three of them take longer than bytes
+# where matrices are large, and save launches. Measured with 2.3e7 and 2.8e7, where they pay, and 1.2e8, where not.
+SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
 # so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
 FEW, SOME, INTEGERS_TO = 8, 16, 32
