@@ -287,7 +287,7 @@ class PackedGemm(PackedProduct):
             )
         elif self.carried and not at.carried:
             yield refusals.of_carried(self, self.tokens, at.shape)
-        elif self.last_tiles and (wrong := refusals.of_last_tiles(self, at)):
+        elif self.last_tiles and (wrong := refusals.of_last_tiles(self, at.shape)):
             yield wrong
 
     @classmethod

@@ -75,6 +75,10 @@ def test_the_results_are_those_of_whole_tiles(last: int, few_processors: None) -
     [
         ({"tokens": 64}, r"is for more than 64 tokens \(got tokens=64; nearest: tokens=96\)"),
         ({"tile_rows": 64}, r"is for tiles of several warpgroups \(got tile_rows=64; nearest: tile_rows=128\)"),
+        (
+            {"weights": "q4_k", "tokens": 192},
+            r"have room in shared memory \(got last_tiles=1; nearest: last_tiles=0",
+        ),
         ({"split": 2}, r"is for CTAs that have all of k \(got split=2; nearest: split=1\)"),
         ({"stream": True}, r"is for whole tiles \(got stream=True; nearest: stream=False\)"),
         (

@@ -13,7 +13,6 @@ from ptxgen.products.wgmma.tokens import GROUP, TOKENS
 from ptxgen.weights.f16 import Half
 
 if TYPE_CHECKING:
-    from ptxgen.products.wgmma.geometry import Geometry
     from ptxgen.products.wgmma.product import PackedProduct
 
 CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
@@ -89,13 +88,13 @@ def of_slices(spec: PackedProduct) -> str:
     ))  # fmt: skip
 
 
-def of_last_tiles(spec: PackedProduct, at: Geometry) -> str:
+def of_last_tiles(spec: PackedProduct, shape: Shape) -> str:
     """Why the last tiles of rows cannot be those of one warpgroup; "" where they can."""
-    shape, records = at.shape, spec.parts * spec.kind.records(spec.n)
+    records, whole = spec.parts * spec.kind.records(spec.n), shape.unit_records * shape.units
 
     def leaves_tiles(last: int) -> bool:
         left = records - last * shape.unit_records
-        return last % shape.share == 0 and left > 0 and left % (at.records * shape.share) == 0
+        return last % shape.share == 0 and left > 0 and left % (whole * shape.share) == 0
 
     legal = () if leaves_tiles(shape.last) else filter(leaves_tiles, range(records))
     nearest = min(legal, key=lambda last: abs(last - shape.last), default=0)
@@ -104,8 +103,10 @@ def of_last_tiles(spec: PackedProduct, at: Geometry) -> str:
              "tokens=96"),
         Want(not spec.stream, "is for whole tiles", "stream=True", "stream=False"),
         Want(shape.split < 2, "is for CTAs that have all of k", f"split={shape.split}", "split=1"),
-        Want(shape.groups > 1, "is for tiles of several warpgroups", f"tile_rows={spec.tile_rows}",
+        Want(spec.tile_rows != 64 * spec.parts, "is for tiles of several warpgroups", f"tile_rows={spec.tile_rows}",
              f"tile_rows={128 * spec.parts}"),
+        Want(shape.groups > 1, "is for tiles of which several warpgroups have room in shared memory",
+             f"last_tiles={shape.last}", "last_tiles=0"),
         Want(not spec.promotes, "does not go with sums of 128 columns that f32 adds up", f"weights={spec.weights!r}",
              "last_tiles=0"),
         Want(leaves_tiles(shape.last), "the rows before the last tiles must be whole tiles, at least one, and as many "
