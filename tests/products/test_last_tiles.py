@@ -156,6 +156,11 @@ def test_the_best_tile_has_those_that_are_given(last: int) -> None:
     assert Geometry.of(spec).shape.groups > 1
 
 
+def test_without_them_the_best_tile_is_the_measured_one() -> None:
+    fields = {"n": 28672, "k": 4096, "precision": "fast", "out_dtype": "bf16"}
+    assert PackedGemm.best(512, **fields, last_tiles=0) == PackedGemm.best(512, **fields)
+
+
 @needs_assembler
 @pytest.mark.parametrize(
     "fields",
