@@ -97,7 +97,8 @@ class AttentionOfStep(Products):
         """Memory for what attention makes, as bf16 digits; rows of a tile that no sequence has stay zero."""
         digits, sums = few_layout.DIGITS[self._rounding], self.has_sums(self._kinds("o_proj"))
         shape = self._extents(few_layout.shape(self.model.q_width, digits, sums=sums))
-        return self.tensor("attention.digits", "state", shape, bf16, zeroed=True)
+        name = "attention.digits.sums" if sums else "attention.digits"  # layers may have both
+        return self.tensor(name, "state", shape, bf16, zeroed=True)
 
     def _fuses(self, attention: Attention) -> bool:
         """Whether one launch makes q, k and v of one token, rotates and appends."""

@@ -75,6 +75,10 @@ def test_the_results_are_those_of_whole_tiles(last: int, few_processors: None) -
     [
         ({"tokens": 64}, r"is for more than 64 tokens \(got tokens=64; nearest: tokens=96\)"),
         ({"tile_rows": 64}, r"is for tiles of several warpgroups \(got tile_rows=64; nearest: tile_rows=128\)"),
+        (
+            {"weights": "q4_k", "tokens": 192},
+            r"have room in shared memory \(got last_tiles=1; nearest: last_tiles=0",
+        ),
         ({"split": 2}, r"is for CTAs that have all of k \(got split=2; nearest: split=1\)"),
         ({"stream": True}, r"is for whole tiles \(got stream=True; nearest: stream=False\)"),
         (
@@ -150,6 +154,11 @@ def test_the_best_tile_has_those_that_are_given(last: int) -> None:
     spec = PackedGemm.best(512, **fields, last_tiles=last)
     assert spec.last_tiles == last
     assert Geometry.of(spec).shape.groups > 1
+
+
+def test_without_them_the_best_tile_is_the_measured_one() -> None:
+    fields = {"n": 28672, "k": 4096, "precision": "fast", "out_dtype": "bf16"}
+    assert PackedGemm.best(512, **fields, last_tiles=0) == PackedGemm.best(512, **fields)
 
 
 @needs_assembler

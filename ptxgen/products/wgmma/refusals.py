@@ -103,8 +103,10 @@ def of_last_tiles(spec: PackedProduct, shape: Shape) -> str:
              "tokens=96"),
         Want(not spec.stream, "is for whole tiles", "stream=True", "stream=False"),
         Want(shape.split < 2, "is for CTAs that have all of k", f"split={shape.split}", "split=1"),
-        Want(shape.groups > 1, "is for tiles of several warpgroups", f"tile_rows={spec.tile_rows}",
+        Want(spec.tile_rows != 64 * spec.parts, "is for tiles of several warpgroups", f"tile_rows={spec.tile_rows}",
              f"tile_rows={128 * spec.parts}"),
+        Want(shape.groups > 1, "is for tiles of which several warpgroups have room in shared memory",
+             f"last_tiles={shape.last}", "last_tiles=0"),
         Want(not spec.promotes, "does not go with sums of 128 columns that f32 adds up", f"weights={spec.weights!r}",
              "last_tiles=0"),
         Want(leaves_tiles(shape.last), "the rows before the last tiles must be whole tiles, at least one, and as many "

@@ -42,7 +42,9 @@ MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, an
 # The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
 PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
 BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
-LONE_PAIR = 103  # more, of more than 128 rows of x, of one warpgroup with two blocks, alone on its multiprocessor
+# more, of more than 128 rows of x, of one warpgroup with two blocks, alone on its multiprocessor: fitted to times of
+# launches, where whole launches are such tiles; with the last ones alone it did not show
+LONE_PAIR = 103
 START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = (
     {1: 0, 2: 2600, 3: 3300, 4: 4000, 8: 9000},
@@ -269,8 +271,8 @@ def _step(at: Geometry, groups: int) -> float:
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
-    given = fields.keys() & {*TILE, "stream", "last_tiles"}
-    if given or not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
+    given = fields.keys() & {*TILE, "stream"}
+    if given or fields.get("last_tiles") or not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
         return {}
     alone = MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN
     for n, k, least, most, *tile in (*alone, *MEASURED):

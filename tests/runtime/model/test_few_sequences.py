@@ -93,3 +93,20 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
         for slot, token in batch.step().items():
             found[slot].append(token)
     assert found == dict.fromkeys(range(3), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
+
+
+def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention leaves lies otherwise before each, and no product leaves digits for a layer of the other kind."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    monkeypatch.setitem(products.HALVES_FROM_WEIGHTS, "exact", 0)
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
+    file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
+    batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=2)
+    batch.cache.zero()
+    joined = [batch.join(PROMPT) for _ in range(2)]
+    found = {slot: [token] for slot, token in joined}
+    for _ in range(3):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    assert found == dict.fromkeys(range(2), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
