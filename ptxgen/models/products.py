@@ -232,7 +232,8 @@ class Products(Draft):
         """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
         kinds = self._kinds(name)
         large = self.model.dim * k >= LARGE or HALVES.isdisjoint(kinds)
-        return (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
+        chunks = name != "o_proj" or not self.has_sums(kinds) or self.model.shape.head_dim % STACK == 0  # of attention
+        return chunks and (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
 
     def _brings_digits(self, k: int) -> bool:
         """Whether products bring digits of k columns to shared memory."""

@@ -110,3 +110,13 @@ def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: py
         for slot, token in batch.step().items():
             found[slot].append(token)
     assert found == dict.fromkeys(range(2), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
+
+
+def test_heads_that_are_no_whole_chunks_leave_rows() -> None:
+    """Sums beside digits are of 16 columns, which four lanes of attention must have."""
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=40, num_attention_heads=32)
+    file = ArrayFile(spec, random_weights(spec), "q4_k")
+    ops = Model(file, CpuDevice(mode="fast"), "f32", chunk=1).program("batch", 3).ops
+    roles = {op.role: op.spec for op in ops if op.layer == 0}
+    assert {"o_proj.digits", "o_proj", "gate_up", "down_proj"} <= roles.keys()
+    assert [roles[name].halves for name in ("attention", "o_proj", "down_proj")] == [0, False, True]
