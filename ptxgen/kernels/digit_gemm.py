@@ -21,7 +21,7 @@ from ptxgen.products.bytes.units import Units
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.few.columns import FewColumns, SpanColumns
+from ptxgen.products.few.columns import FewColumns, GroupColumns, SpanColumns
 from ptxgen.products.few.results import HalfResults, NormedResults
 from ptxgen.products.product import Tokens
 from ptxgen.products.readings import EXACT, ONE_DIGIT
@@ -51,10 +51,10 @@ class DigitGemm(Weighted):
     scalar, or `[1]` in device memory when `indirect`; rows from there on are not written. Products of a scale's columns
     are exact integers; of the whole the error is about 3e-7. A token's result depends neither on the number of tokens
     nor on their order. sm_90.
-    With weights in bf16, and with `halves`, x is bf16 digits `[ceil(rows / 8), units, elements of a unit]`
-    (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one, to which x
-    is rounded (2e-3). Units have 64 columns, or before K-quants 256 and sums of x. `packed_out`: out is so, too, as
-    weights of the same kind read it, with zeros for tokens of a tile from n_rows on.
+    With `halves`, and before other formats than K-quants anyway, x is bf16 digits `[ceil(rows / 8), units, elements of
+    a unit]` (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one,
+    to which x is rounded (2e-3). Units have 64 columns, or before K-quants 256 and sums of x. `packed_out`: out is so,
+    too, as weights of the same kind read it, with zeros for tokens of a tile from n_rows on.
     `norm_out`: beside out go what a product with `norm` reads, digits of out · (norm_offset + norm_weight) to `digits`,
     packed so, too, and to out_squares `[ceil(rows / 8), 8, n / 16]` the sums of squares of out over 16 columns each.
     `norm` "rms": x is such digits, and results are divided by sqrt(mean square + eps), before bias and activation, of
@@ -83,7 +83,7 @@ class DigitGemm(Weighted):
     norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
     share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
-    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as it is with weights in bf16 anyway")
+    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as before all but K-quants anyway")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
@@ -109,6 +109,8 @@ class DigitGemm(Weighted):
         dict(
             n=256, k=256, weights="q6_k", halves=True, precision="fast", activation="silu", gated=True, packed_out=True
         ),
+        dict(n=64, k=512, weights="int4_g128", precision="fast", activation="silu", gated=True, packed_out=True),
+        dict(n=64, k=512, weights="e4m3_channel", norm="rms", residual=True, norm_out=True, split=2),
     )
 
     def rules(self) -> Iterator[str]:
@@ -305,7 +307,8 @@ class DigitGemm(Weighted):
         if self.of_halves and self.kind.span:
             return SpanColumns(b, self.kind, self.digits, vector)
         if self.of_halves:
-            return FewColumns(b, self.kind, self.digits, vector)
+            columns = GroupColumns if self.weights in few.GROUPED else FewColumns
+            return columns(b, self.kind, self.digits, vector)
         return TokenColumns(b, self.kind, at.groups, vector)
 
     def _tokens(self, b: Builder, at: TokenRuns) -> Tokens:

@@ -43,7 +43,7 @@ class DigitQkvAppend(KernelType):
     `rotary_dim` elements of a head of q and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm".
     A token whose position is outside the cache appends nothing, but has its q.
 
-    `k`: inputs. `weights`: the format, bf16 or a K-quant. `heads`: "qkv", "qk" or "v". `norm`: "" or "rms", which is
+    `k`: inputs. `weights`: a format of DigitGemm. `heads`: "qkv", "qk" or "v". `norm`: "" or "rms", which is
     divided out of the results. `eps`: added to the mean square. `precision`: exact or fast, three digits of a number or
     one.
     """
@@ -66,7 +66,9 @@ class DigitQkvAppend(KernelType):
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
     share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
-    weights: str = field(default="bf16", later=True, draws=("bf16", "q4_k", "q5_k", "q6_k"))
+    weights: str = field(
+        default="bf16", later=True, draws=("bf16", "q4_k", "q5_k", "q6_k", "int4_g128", "e4m3_channel")
+    )
     heads: str = field(default="qkv", later=True, draws=tuple(HEADS), doc="whose rows these are")
     holds: bool = field(
         default=False, silent="it changes when the next kernel starts, not what this one computes",

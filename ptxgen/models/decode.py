@@ -51,9 +51,9 @@ def step_program(
     so many positions, and `page_table` says which are whose; `page_layout` is the order of their axes. `rings`: layers
     with a window keep rings with room for appends of up to so many rows. `precision` of several rows: "exact" as f32
     is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3 before products with
-    weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others; up to eight rows
-    of a prompt before K-quants stay exact. `widened`: a prompt's attention over a cache of 8 bits may take scratch
-    memory for a layer's keys and values in 16 bits, where that is faster.
+    weights in e4m3 (with a scale a row, or a row and 128 columns; not of two to eight sequences on sm_90), and to bf16
+    before the others; up to eight rows of a prompt before K-quants stay exact. `widened`: a prompt's attention over a
+    cache of 8 bits may take scratch memory for a layer's keys and values in 16 bits, where that is faster.
 
     Raises `SpecError` naming what is not covered.
     """

@@ -224,12 +224,14 @@ class Products(Draft):
         as they are: for so many weights of these formats."""
         if not self.takes_halves(kinds, k):
             return False
-        return normed if self.has_sums(kinds) else weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
+        if HALVES.isdisjoint(kinds):
+            return normed
+        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
 
     def reads_halves(self, name: str, k: int) -> bool:
         """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
         kinds = self._kinds(name)
-        large = self.model.dim * k >= LARGE or self.has_sums(kinds)
+        large = self.model.dim * k >= LARGE or HALVES.isdisjoint(kinds)
         chunks = name != "o_proj" or not self.has_sums(kinds) or self.model.shape.head_dim % STACK == 0  # of attention
         return chunks and (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
 

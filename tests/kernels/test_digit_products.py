@@ -109,7 +109,7 @@ def test_what_is_not_finite_makes_its_unit_nan(bad: float) -> None:
 
 def test_formats_are_those_whose_tiles_are_units() -> None:
     assert FORMATS == ("bf16", "q4_k", "q5_k", "q6_k")
-    with pytest.raises(SpecError, match=r"weights: must be one of bf16, q4_k, q5_k, q6_k \(got f16"):
+    with pytest.raises(SpecError, match=r"weights: must be one of bf16, int4_g32, .*, q4_k, q5_k, q6_k \(got f16"):
         DigitGemm(64, 256, "f16")
 
 

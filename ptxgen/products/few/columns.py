@@ -14,6 +14,7 @@ from ptxgen.products.bytes.columns import MMA_OF_SUMS
 from ptxgen.products.columns import MMA_BF16, Columns
 from ptxgen.products.few import layout
 from ptxgen.products.few.layout import DIGIT_BYTES, LANE_BYTES, PAIR
+from ptxgen.weights.e4m3 import E4m3
 from ptxgen.weights.format import CHUNK, TILE_ROWS, Piece
 
 if TYPE_CHECKING:
@@ -43,20 +44,25 @@ class FewColumns(Columns):
 
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
         b = self.b
-        sums: Sequence[Reg] = (self.zero,) * PER_LANE
-        for pair in range(self.kind.tile_k // PAIR):
+        for chunk in range(self.kind.chunks):
+            self.add_chunk(words, chunk, at[0], fresh=chunk == 0)
+        for total, product in zip(self.totals, self.products, strict=True):
+            b.op("add.f32", total, total, product)
+
+    def add_chunk(self, words: Sequence[Reg], chunk: int, at: Reg, *, fresh: bool) -> None:
+        """To the sums, which may be `fresh`, a chunk's products; with the first chunk of a pair the digits of both."""
+        b, (pair, half) = self.b, divmod(chunk, PAIR // CHUNK)
+        if half == 0:
             b.note(f"columns {PAIR * pair} to {PAIR * (pair + 1) - 1} of the tile", after=convert.RUN)
             for digit in range(self.digits):
                 own = self.digit[4 * digit : 4 * digit + 4]
-                convert.load_words(b, own, at[0], pair * self.pair_bytes + digit * DIGIT_BYTES, space="shared")
-            for half in range(PAIR // CHUNK):
-                (a,) = self.kind.fragments(b, words, PAIR // CHUNK * pair + half)
-                for digit in reversed(range(self.digits)):
-                    first = 4 * digit + 2 * half
-                    b.op(MMA_BF16, tuple(self.products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
-                    sums = self.products.regs
-        for total, product in zip(self.totals, self.products, strict=True):
-            b.op("add.f32", total, total, product)
+                convert.load_words(b, own, at, pair * self.pair_bytes + digit * DIGIT_BYTES, space="shared")
+        (a,) = self.kind.fragments(b, words, chunk)
+        sums: Sequence[Reg] = (self.zero,) * PER_LANE if fresh else self.products.regs
+        for digit in reversed(range(self.digits)):
+            first = 4 * digit + 2 * half
+            b.op(MMA_BF16, tuple(self.products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
+            sums = self.products.regs
 
     def publish(self, to: Reg, quad: Reg) -> None:
         """The totals of the warp to `[token, 16]`; `to` is where row g of token 0 is there."""
@@ -64,6 +70,21 @@ class FewColumns(Columns):
         own = b.op("mad.lo.u32", convert.scratch(b, "publish_tokens", "u32"), quad, 2 * 4 * TILE_ROWS, to)
         for i, total in enumerate(self.totals):
             b.op("st.shared.f32", own[4 * (TILE_ROWS * (i % 2) + 8 * (i // 2))], total)
+
+
+class GroupColumns(FewColumns):
+    """The same for weights whose groups of columns have scales: sums of a group's products, times them, are added to
+    the totals. Codes in e4m3 leave registers for sums of half a tile, so that more products are under way."""
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b, kind = self.b, self.kind
+        chain = kind.scale_chunks // (2 if self.digits > 1 and isinstance(kind, E4m3) else 1)
+        for chunk in range(kind.chunks):
+            self.add_chunk(words, chunk, at[0], fresh=chunk % chain == 0)
+            if (chunk + 1) % chain == 0:
+                factors, _ = kind.scales(b, words, chunk + 1 - chain)
+                for i, (total, product) in enumerate(zip(self.totals, self.products, strict=True)):
+                    b.op("fma.rn.f32", total, product, factors[i // 2], total)
 
 
 class SpanColumns(FewColumns):
@@ -88,26 +109,10 @@ class SpanColumns(FewColumns):
         scales, less = kind.tile_scales(b, words)
         if kind.has_mins:
             self._subtract_mins(words, at[0], less)
-        for pair in range(kind.tile_k // PAIR):
-            b.note(f"columns {PAIR * pair} to {PAIR * (pair + 1) - 1} of the tile", after=convert.RUN)
-            for digit in range(self.digits):
-                own = self.digit[4 * digit : 4 * digit + 4]
-                convert.load_words(b, own, at[0], pair * self.pair_bytes + digit * DIGIT_BYTES, space="shared")
-            for half in range(PAIR // CHUNK):
-                chunk = PAIR // CHUNK * pair + half
-                self._multiply_chunk(words, chunk)
-                if CHUNK * (chunk + 1) % kind.span == 0:
-                    self._add_span(words, chunk + 1 - kind.span // CHUNK, scales)
-
-    def _multiply_chunk(self, words: Sequence[Reg], chunk: int) -> None:
-        """A chunk's products, to the sums of its span."""
-        b, kind, half = self.b, self.kind, chunk % (PAIR // CHUNK)
-        (a,) = kind.fragments(b, words, chunk)
-        sums: Sequence[Reg] = self.products.regs if CHUNK * chunk % kind.span else (self.zero,) * PER_LANE
-        for digit in reversed(range(self.digits)):
-            first = 4 * digit + 2 * half
-            b.op(MMA_BF16, tuple(self.products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
-            sums = self.products.regs
+        for chunk in range(kind.chunks):
+            self.add_chunk(words, chunk, at[0], fresh=CHUNK * chunk % kind.span == 0)
+            if CHUNK * (chunk + 1) % kind.span == 0:
+                self._add_span(words, chunk + 1 - kind.span // CHUNK, scales)
 
     def _add_span(self, words: Sequence[Reg], chunk: int, scales: Sequence[Reg]) -> None:
         """The sums of the span that begins with a chunk, times its factors: products of an f16 and an integer, exact

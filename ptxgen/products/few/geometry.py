@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 from ptxgen.products.bytes.geometry import MOST_SPARE, SPLITS, Shape, TokenRuns
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.few import layout
+from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
-FORMATS = ("bf16",)  # that have no other digits
+GROUPED = ("int4_g32", "int4_g64", "int4_g128", "q8_0", "q4_0", "e4m3", "e4m3_channel", "e4m3_block")
+FORMATS = ("bf16", *GROUPED)  # that have no other digits
 SHAPE = Shape(16, 5)
 # Of formats with spans: of many words a lane and a tile; of few the first that has fewer turns than the ones after it.
 OF_SPANS = (Shape(16, 1), Shape(12, 1))
 MANY_WORDS = 30
 MOST_SHARED = 112 << 10  # bytes of tokens that two CTAs bring each other
+# Of formats whose groups of columns have scales, and of three digits before groups of 32, for want of registers.
+OF_GROUPS, OF_SMALL_GROUPS = Shape(16, 2), Shape(8, 4)
 SHORT, OF_SHORT = 2048, Shape(16, 4)  # of rounded tokens of fewer columns
 
 
@@ -28,16 +32,19 @@ class FewRuns(TokenRuns):
 
     digits: int = 0
     sums: bool = False  # whether units have sums of x
+    units_of_tile: int = 1  # units of the layout, one after the other
 
     @property
     def unit_bytes(self) -> int:
         """Of eight tokens' columns of a tile."""
-        return layout.unit_bytes(self.digits, sums=self.sums)
+        return self.units_of_tile * layout.unit_bytes(self.digits, sums=self.sums)
 
 
 def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str, split: int) -> FewRuns:
     """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
     shape = OF_SHORT if precision == "fast" and k < SHORT else SHAPE
+    if kind.name in GROUPED:
+        shape = OF_SMALL_GROUPS if precision == "exact" and kind.scale_chunks == layout.PAIR // CHUNK else OF_GROUPS
     tiles, turns = -(-kind.tiles(k) // split), 1
     spare = tiles * split - kind.tiles(k)
     while True:
@@ -48,7 +55,9 @@ def share_few(units: int, parts: int, kind: WeightFormat, k: int, precision: str
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
         digits = layout.DIGITS[precision]
-        runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, spare, digits, kind.span > 0)
+        sums = kind.span > 0
+        more = (digits, sums, kind.tile_k // layout.columns(sums=sums))
+        runs = FewRuns(units, parts, tiles, warps, stages, clusters, TOKENS, split, spare, *more)
         if runs.fits or clusters == units:
             return runs
         turns += 1
@@ -67,9 +76,9 @@ def has_spans(kind: WeightFormat) -> bool:
 
 
 def divides(kind: WeightFormat, k: int, split: int) -> bool:
-    """Whether so many CTAs can share the tiles of k: evenly, or with spans nearly so."""
+    """Whether so many CTAs can share the tiles of k: evenly, or of codes nearly so."""
     tiles = kind.tiles(k)
-    if not kind.span:
+    if kind.name == "bf16":
         return tiles % split == 0
     return split <= tiles and -(-tiles // split) * split - tiles <= MOST_SPARE * tiles
 

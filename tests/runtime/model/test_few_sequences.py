@@ -44,6 +44,8 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
         (2, "random", "exact", "bf16"), (3, "check", "exact", "bf16"), (3, "check", "fast", "bf16"),
         (8, "check", "exact", "bf16"), (8, "random", "fast", "bf16"), (9, "random", "exact", "bf16"),
         (3, "check", "exact", "q4_k"), (8, "random", "exact", "q6_k"), (2, "random", "fast", "q5_k"),
+        (3, "check", "exact", "int4_g128"), (8, "random", "exact", "q8_0"), (8, "check", "fast", "e4m3_channel"),
+        (2, "random", "fast", "int4_g32"), (5, "random", "e4m3", "e4m3_block"),
     ],
 )  # fmt: skip
 def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, format: str) -> None:
