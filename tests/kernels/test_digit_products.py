@@ -14,13 +14,15 @@ from ptxgen.kernels import DigitGemm, PackDigits
 from ptxgen.kernels.digit_gemm import FORMATS
 from ptxgen.products.bytes import geometry, layout
 from ptxgen.products.bytes.geometry import Shape
+from ptxgen.products.few import geometry as few
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
 from tests.support.digit_products import assert_same_bits_among_others
 from tests.support.marks import needs_assembler
 
-BYTES = tuple(name for name in FORMATS if name != "bf16")  # the other's digits: test_half_digits.py
+# the others' digits: test_half_digits.py, test_group_digits.py
+BYTES = tuple(name for name in FORMATS if name not in few.FORMATS)
 EXACT = 1e-6
 WHERE = "sm_90"
 
@@ -108,7 +110,7 @@ def test_what_is_not_finite_makes_its_unit_nan(bad: float) -> None:
 
 
 def test_formats_are_those_whose_tiles_are_units() -> None:
-    assert FORMATS == ("bf16", "q4_k", "q5_k", "q6_k")
+    assert BYTES == ("q4_k", "q5_k", "q6_k")
     with pytest.raises(SpecError, match=r"weights: must be one of bf16, int4_g32, .*, q4_k, q5_k, q6_k \(got f16"):
         DigitGemm(64, 256, "f16")
 
