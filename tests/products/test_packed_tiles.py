@@ -202,7 +202,7 @@ def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
 
 
-@pytest.mark.parametrize("row", [*tiles.MEASURED_PLAIN, *tiles.MEASURED_PROGRAMMATIC, *tiles.MEASURED])
+@pytest.mark.parametrize("row", [*tiles.MEASURED_PLAIN, *tiles.MEASURED_PROGRAMMATIC])
 def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[int, ...]) -> None:
     n, k, least, most, *tile = row
     fields: dict[str, Any] = {"n": n, "k": k, "precision": "fast", "out_dtype": bf16}
@@ -216,9 +216,8 @@ def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[in
     for rows in (least - 1, most + 1):
         assert tiles._measured(fields, rows) != dict(zip(tiles.TILE, tile, strict=True))
     assert tiles._measured(fields | {"out_dtype": f32}, most) == {}
-    if row not in tiles.MEASURED:
-        other = fields | {"programmatic": row in tiles.MEASURED_PLAIN}
-        assert tiles._measured(other, most) == {}
+    other = fields | {"programmatic": row in tiles.MEASURED_PLAIN}
+    assert tiles._measured(other, most) == {}
 
 
 # Of programmatic launches of bf16, the fastest of 4 to 12 tiles on an H200: outputs, columns, rows of x;

@@ -32,7 +32,7 @@ LOST: tuple[tuple[KernelType, str, tuple[str, ...], str], ...] = (
     (IncrementalAttention(**ATTENTION, halves=3), "sm_80", (r"%digits_to\+1024",), "out"),
     (PackDigits(512, halves=3), "sm_90", (r"%digits_to\+1024", r"%digits_to\+2560"), "out"),
     (PackDigits(512, norm="rms", halves=3), "sm_90", (r"%digits_to\+1024",), "out"),
-    (PackTokens(256, 16), "sm_80", (r"%target\+4096", r"%other_target\+4096"), "out"),
+    (PackTokens(256, 16), "sm_80", (r"%target\+4096",), "out"),
     (PackTokens(256, 16, dtype="f16", by_row=True), "sm_80", (r"%target\+2048",), "out"),
     (PackTokens(256, 16, dtype="f16", by_row=True), "sm_80", (r"%sums_target\+256",), "sums"),
 )

@@ -61,7 +61,7 @@ CARRIED_ROWS = 128  # of large tiles whose results are carried
 # rows of x from which the last tiles of rows are those of one warpgroup where that saves so much of the cycles
 ENDED_FROM, WORTH = 385, 0.98
 UNBEATEN = (192,)  # tokens of tiles that these were not faster than
-ENDED_CONVERTED = ("q4_k",)  # and of which weights that are converted, gate and up
+ENDED_CONVERTED = ("q4_k", "int4_g128", "q8_0")  # and of which weights that are converted, gate and up
 LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
@@ -87,14 +87,12 @@ ACTIVATED_IN_BLOCKS: dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]
 
 # Tiles of 16-bit weights as they lie, of results of 16 bits, that were measured to be faster than the fewest cycles':
 # outputs, columns, tokens from and to; tokens, rows, split, share and slices of a CTA. Where power or the L2 is the
-# limit.
-MEASURED = ((28672, 4096, 385, 512, 256, 64, 1, 1, 1),)
-# the same of programmatic launches, or of plain ones, alone, where the begin and the end count
+# limit; of programmatic launches, or of plain ones, where the begin and the end count.
 MEASURED_PROGRAMMATIC = (
     *((2048, 2048, least, most, most, 128, 4, 1, 1) for least, most in ((1, 8), (9, 16), (17, 32))),
     (2048, 2048, 65, 128, 64, 64, 1, 1, 2),
 )
-MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1),)
+MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1), (28672, 4096, 385, 512, 256, 64, 1, 1, 1))
 TILE = ("tokens", "tile_rows", "split", "share", "slices")
 # Tiles of few tokens that two warpgroups with the same rows (`slices`) were measured to beat, in programmatic launches:
 # how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights and columns
@@ -274,8 +272,7 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     given = fields.keys() & {*TILE, "stream"}
     if given or fields.get("last_tiles") or not _plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
         return {}
-    alone = MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN
-    for n, k, least, most, *tile in (*alone, *MEASURED):
+    for n, k, least, most, *tile in MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN:
         if (n, k) == (fields["n"], fields["k"]) and least <= rows <= most:
             return dict(zip(TILE, tile, strict=True))
     return {}

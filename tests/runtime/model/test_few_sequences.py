@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ptxgen.models import products
@@ -12,6 +13,8 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 from tests.tools.record_families import N_TOKENS, PROMPT
+
+CLOSE = {"exact": 3e-6, "fast": 3e-2, "e4m3": 3e-2}  # of the largest logit
 
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])
@@ -63,9 +66,13 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
     joined = [batch.join(PROMPT) for _ in range(slots)]
     found = {slot: [token] for slot, token in joined}
-    for _ in range(N_TOKENS - 1):
+    for number in range(N_TOKENS - 1):
         for slot, token in batch.step().items():
             found[slot].append(token)
+        if number == 0:
+            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
+            np.testing.assert_allclose(batch.logits() / np.abs(logits).max(), [logits / np.abs(logits).max()] * slots,
+                                       rtol=0, atol=CLOSE[precision])  # fmt: skip
     if precision == "exact":
         assert found == dict.fromkeys(range(slots), want)
     else:
