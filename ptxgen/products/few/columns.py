@@ -64,6 +64,11 @@ class FewColumns(Columns):
             b.op(MMA_BF16, tuple(self.products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
             sums = self.products.regs
 
+    def add_times(self, values: Sequence[Reg], factors: Sequence[Reg]) -> None:
+        """To the totals, values times the factors of their rows, g and g + 8."""
+        for i, (total, value) in enumerate(zip(self.totals, values, strict=True)):
+            self.b.op("fma.rn.f32", total, value, factors[i // 2], total)
+
     def publish(self, to: Reg, quad: Reg) -> None:
         """The totals of the warp to `[token, 16]`; `to` is where row g of token 0 is there."""
         b = self.b
@@ -83,8 +88,7 @@ class GroupColumns(FewColumns):
             self.add_chunk(words, chunk, at[0], fresh=chunk % chain == 0)
             if (chunk + 1) % chain == 0:
                 factors, _ = kind.scales(b, words, chunk + 1 - chain)
-                for i, (total, product) in enumerate(zip(self.totals, self.products, strict=True)):
-                    b.op("fma.rn.f32", total, product, factors[i // 2], total)
+                self.add_times(self.products.regs, factors)
 
 
 class SpanColumns(FewColumns):
@@ -121,8 +125,7 @@ class SpanColumns(FewColumns):
         factors = self.kind.span_scales(b, words, chunk)
         for factor, scale in zip(factors, scales, strict=True):
             b.op("mul.f32", factor, factor, scale)
-        for i, (total, product) in enumerate(zip(self.totals, self.products, strict=True)):
-            b.op("fma.rn.f32", total, product, factors[i // 2], total)
+        self.add_times(self.products.regs, factors)
 
     def _subtract_mins(self, words: Sequence[Reg], at: Reg, less: Sequence[Reg]) -> None:
         """The products of the mins with the sums of x, the small ones first."""
@@ -134,5 +137,4 @@ class SpanColumns(FewColumns):
             convert.load_words(b, self.x_sums, self.sums_at, place, space="shared")
             b.op(MMA_OF_SUMS, tuple(self.offsets), a, tuple(self.x_sums), tuple(sums))
             sums = self.offsets.regs
-        for i, (total, value) in enumerate(zip(self.totals, self.offsets, strict=True)):
-            b.op("fma.rn.f32", total, value, less[i // 2], total)
+        self.add_times(self.offsets.regs, less)
