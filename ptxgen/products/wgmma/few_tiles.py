@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ptxgen.dtypes import f16
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.shape import CLUSTERS, PROCESSORS
+from ptxgen.products.wgmma.shape import PROCESSORS
 from ptxgen.products.wgmma.tokens import GROUP, ROW_BYTES, TOKENS
 from ptxgen.weights.f16 import Half
 
@@ -158,7 +158,7 @@ def microseconds(spec: PackedProduct, rows: int) -> float:
     shape, tile = at.shape, (at.rows, at.shape.slices)
     pace = costs.paces[tile]
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    turns = -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
+    turns = -(-clusters // shape.places)
     beside = min(shape.resident, -(-clusters * shape.split // PROCESSORS))  # CTAs that share a multiprocessor
     steps = turns * spec.k / spec.columns / shape.split * (1 if costs.converts else beside)
     work = steps * (pace.columns + pace.token * at.tokens)

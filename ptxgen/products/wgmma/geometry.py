@@ -396,7 +396,7 @@ class Geometry:
     @property
     def most_turns(self) -> int:
         """Clusters of a launch at most; each goes on to further tiles."""
-        return self.shape.places
+        return self.shape.most_clusters
 
     @property
     def out_tokens(self) -> int:

@@ -88,9 +88,14 @@ class Shape:
         return self.tiles // self.slices
 
     @property
-    def places(self) -> int:
-        """Clusters that there is room for at once."""
+    def most_clusters(self) -> int:
+        """Clusters of a launch at most, each of which goes on to further tiles."""
         return max(1, PROCESSORS * self.resident // self.share)
+
+    @property
+    def places(self) -> int:
+        """Clusters that there was room for at once."""
+        return CLUSTERS[self.split * self.share] * self.resident
 
 
 def choose(spec: PackedProduct, tokens: int) -> Shape:
