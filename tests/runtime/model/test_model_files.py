@@ -44,7 +44,7 @@ def test_a_gguf_file_of_a_family(device: Device, family: str, tmp_path: Path) ->
     check(device, write_gguf(tmp_path / "m.gguf", family))
 
 
-@pytest.mark.parametrize("first", ["q4_k", "q5_k", "q4_0", "f16", "bf16"])
+@pytest.mark.parametrize("first", ["q4_k", "q5_k", "q4_0", "q4_1", "q5_0", "q5_1", "f16", "bf16"])
 def test_a_gguf_file_of_mixed_types(device: Device, first: str, tmp_path: Path) -> None:
     def convert(name: str, values: np.ndarray) -> tuple[np.ndarray, Any]:
         if values.ndim == 1:
