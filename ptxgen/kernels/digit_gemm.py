@@ -125,7 +125,8 @@ class DigitGemm(Weighted):
 
     def _rules_of_fields(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
-        yield from rules.multiple_of("k", self.k, layout.UNIT, layout.UNIT, 1 << 17)
+        unit = few.multiple(self.kind, self.k) if self.weights in FORMATS and self.of_halves else layout.UNIT
+        yield from rules.multiple_of("k", self.k, unit, unit, 1 << 17)
         yield from rules.one_of("weights", self.weights, FORMATS)
         yield from rules.one_of("tokens", self.tokens, tuple(SHAPES))
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
