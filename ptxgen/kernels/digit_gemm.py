@@ -111,6 +111,7 @@ class DigitGemm(Weighted):
         ),
         dict(n=64, k=512, weights="int4_g128", precision="fast", activation="silu", gated=True, packed_out=True),
         dict(n=64, k=512, weights="e4m3_channel", norm="rms", residual=True, norm_out=True, split=2),
+        dict(n=192, k=576, weights="q5_0", norm="rms", residual=True, norm_out=True, split=2),
     )
 
     def rules(self) -> Iterator[str]:

@@ -45,7 +45,7 @@ class PackDigits(KernelType):
     to the mean square. `norm_offset`: added to the norm's weights.
     """
 
-    dim: int = field(doc="columns of x", draws=(256, 512, 2304))
+    dim: int = field(doc="columns of x", draws=(256, 512, 2304, 576))
     norm: str = ""
     eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
     norm_offset: float = 0.0
@@ -63,6 +63,7 @@ class PackDigits(KernelType):
         dict(dim=512, norm="rms", halves=3, indirect=True),
         dict(dim=256, halves=1),
         dict(dim=256, halves=3, sums=True),
+        dict(dim=576, norm="rms", halves=3),
     )
     lowest_target = "sm_80"
 
