@@ -62,8 +62,8 @@ def _but_ends(format: str) -> Callable[[ModelSpec, str], str]:
 
 
 def q4_k_m(spec: ModelSpec, name: str) -> str:
-    """llama.cpp's mix: Q6_K for the head, and in half of the layers for values and the second half of the MLP; blocks of
-    32 columns for rows that are no whole blocks of 256."""
+    """llama.cpp's mix: Q6_K for the head, and in half of the layers for values and the second half of the MLP; in their
+    place blocks of 32 columns, where rows are no whole blocks of 256."""
     wide, columns = _q4_k_m(spec, name), spec.tensors()[name][-1]
     return wide if columns % weight_format(wide).block_cols == 0 else OF_NARROW_ROWS[wide]
 
