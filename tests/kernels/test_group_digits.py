@@ -64,7 +64,7 @@ def test_ragged_shapes_and_fusions(mode: str, precision: str, rows: int, fields:
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(
     "fields",
-    [{"k": 896, "split": 2, "norm": "rms"}, {"k": 192, "n": 192, "residual": True, "norm_out": True},
+    [{"k": 1152, "split": 2, "norm": "rms"}, {"k": 192, "n": 192, "residual": True, "norm_out": True},
      {"k": 960, "n": 64, "gated": True, "activation": "silu", "packed_out": True}],
     ids=str,
 )  # fmt: skip
