@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.weights.bits import NIBBLE_UNITS, halves_to_f32, low_nibbles, nibble_fragment, pair, scaled_pair
+from ptxgen.weights.bits import (
+    NIBBLE_UNITS,
+    constant,
+    halves_to_f32,
+    low_nibbles,
+    nibble_fragment,
+    nibbles_to_f16,
+    pair,
+    pair_of_f16,
+    scaled_pair,
+)
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -39,7 +49,7 @@ BLOCK_BYTES = 18
 class Q4_0(ByteCodes):
     """Codes of 4 bits less 8, an f16 scale for 32 columns."""
 
-    less = 8
+    less, integer_digits = 8, 1
     byte_type = "u8"
     x_sum_factor = -8.0
 
@@ -87,6 +97,10 @@ class Q4_0(ByteCodes):
         if chunk % 2 == 0:
             halves_to_f32(b, upper, lower, words[self.chunks + chunk // 2])
         return (upper, lower), ()
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        less = [constant(b, f"less_{most + self.less}", pair_of_f16(-most - self.less)) for most in (1024, 64)]
+        nibbles_to_f16(b, out[0], words[chunk], less)
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
