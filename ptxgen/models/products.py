@@ -46,7 +46,8 @@ SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
 # before weights that are no K-quants. Up to 16 exact ones are so before K-quants only where one number holds a weight
 # and rows are not long: digits of bytes are faster elsewhere.
-FEW, SOME, INTEGERS_TO = 8, 16, 32
+FEW, SOME = 8, 16
+INTEGERS_TO = {"exact": 32, "fast": 32, "e4m3": 32}
 CODES_TO = {"exact": 64, "fast": 0, "e4m3": 0}
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
@@ -246,7 +247,7 @@ class Products(Draft):
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
         formats = [weight_format(kind).fitted(k) for kind in kinds]
         of_spans = all(each.span for each in formats)
-        most = INTEGERS_TO if of_spans else CODES_TO[self.precision]
+        most = (INTEGERS_TO if of_spans else CODES_TO)[self.precision]
         some = FEW < self.rows <= most and not self.batch_invariant
         found = [each.integer_digits for each in formats]
         if self.precision == "exact" and self.rows <= SOME and of_spans and (max(found) > 1 or k > LONG):
