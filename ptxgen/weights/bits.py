@@ -132,6 +132,19 @@ def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> R
     return out
 
 
+def add_fifth(b: Builder, code: Reg, word: Reg, chunk: int, half: int, tile_k: int) -> None:
+    """To bytes of four bits, their fifth, as `pack_fifth` leaves them."""
+    bits = convert.scratch(b, "fifth_bits", "b32")
+    at = chunk % 4 + 4 * half - 4 if tile_k > 32 else 4 * chunk + 8 * half
+    if at:
+        b.op("shl.b32" if at < 0 else "shr.u32", bits, word, abs(at))
+    if tile_k == 32:  # bits 0 … 3 to bits 4, 12, 20, 28: no two terms of the product meet
+        b.op("and.b32", bits, bits if at else word, 0xF)
+        b.op("mul.lo.u32", bits, bits, 0x02040810)
+    b.op("and.b32", bits, bits if at or tile_k == 32 else word, 0x10101010)
+    b.op("or.b32", code, code, bits)
+
+
 def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:
     """Two f16 of a word as f32."""
     convert.unpack(b, (low, high), (word,), f16)
