@@ -267,8 +267,8 @@ class WeightFormat(ABC):
 
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         """The codes of a chunk, times their integer scales where they have such, as A fragments of `mma.m16n8k16` in
-        f16, whose sum they are; with fewer than `integer_digits` rounded. Columns 2t and 2t + 1 are columns 4t and 4t + 2 of the chunk, 2t + 8
-        and 2t + 9 those after them; called in order."""
+        f16, whose sum they are; with fewer than `integer_digits` rounded. Columns 2t and 2t + 1 are columns 4t and
+        4t + 2 of the chunk, 2t + 8 and 2t + 9 those after them; called in order."""
         raise NotImplementedError(self.name)
 
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
