@@ -79,6 +79,38 @@ def byte_to_f16(b: Builder, out: Reg, word: Reg, byte: int, less: int) -> None:
     b.op("add.rn.f16x2", out, out, constant(b, f"less_half_{less}", pair_of_f16(-1024 - less)))
 
 
+def nibbles_to_f16(b: Builder, out: Sequence[Reg], word: Reg, less: Sequence[Reg]) -> None:
+    """A chunk's nibbles as an A fragment in f16, even columns of a lane before odd ones, exactly, plus `less`, which
+    hold −1024 − n (row g) and −64 − n (row g + 8) twice.
+
+    0x6400 with a nibble in its lower bits is 1024 + code, with one above these 1024 + 16 · code.
+    """
+    shifted, sixteenth = convert.scratch(b, "odd_nibbles", "b32"), constant(b, "sixteenth_pair", pair_of_f16(1 / 16))
+    for odd in (0, 1):
+        if odd:
+            word = b.op("shr.u32", shifted, word, 8)
+        for half, mask in enumerate((0x000F000F, 0x00F000F0)):
+            register = out[2 * odd + half]
+            b.op("and.b32", register, word, mask)
+            b.op("or.b32", register, register, 0x64006400)
+            if half:
+                b.op("fma.rn.f16x2", register, register, sixteenth, less[half])
+            else:
+                b.op("add.rn.f16x2", register, register, less[half])
+
+
+def signed_to_f16(b: Builder, out: Sequence[Reg], words: Sequence[Reg]) -> None:
+    """Signed bytes of two words, of rows g and g + 8, as such a fragment, exactly: 0x6400 with a byte whose sign is
+    turned is 1024 + 128 + code."""
+    shifted, less = convert.scratch(b, "odd_bytes", "b32"), constant(b, "less_1152", pair_of_f16(-1152))
+    for half, word in enumerate(words):
+        for odd in (0, 1):
+            register = out[2 * odd + half]
+            b.op("and.b32", register, b.op("shr.u32", shifted, word, 8) if odd else word, 0x00FF00FF)
+            b.op("xor.b32", register, register, 0x64806480)
+            b.op("add.rn.f16x2", register, register, less)
+
+
 def constant(b: Builder, name: str, bits: int) -> Reg:
     """A register that holds a constant from its first use on."""
     known = b.known(name)

@@ -19,11 +19,15 @@ import numpy as np
 from ptxgen.weights.bits import (
     NIBBLE_UNITS,
     add_fifth,
+    bytes_to_f16,
+    constant,
     fragment,
     halves_to_f32,
     low_nibbles,
     nibble_fragment,
+    nibbles_to_f16,
     pair,
+    pair_of_f16,
     scaled_pair,
 )
 from ptxgen.weights.blocks import (
@@ -148,6 +152,19 @@ class BlocksOf32(ByteCodes):
             for i, both in enumerate(found):
                 halves_to_f32(b, *both, words[self._code_words + chunk // 2 * self._numbers + i])
         return found[0], found[1] if self.with_min else ()
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        """Of formats without mins."""
+        units = (1024, 64) if self.bits == 4 else (1024,)
+        less = [constant(b, f"less_{unit + self.less}", pair_of_f16(-unit - self.less)) for unit in units]
+        if self.bits == 4:
+            nibbles_to_f16(b, out[0], words[chunk], less)
+            return
+        for half in (0, 1):
+            own = out[0][half::2]
+            bytes_to_f16(b, own, self.code_bytes(b, words, chunk, half), apart=True)
+            for register in own:
+                b.op("add.rn.f16x2", register, register, less[0])
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:

@@ -9,6 +9,7 @@ class Q4_0(BlocksOf32):
     """Codes of 4 bits, less 8, an f16 scale for 32 columns."""
 
     less = 8
+    integer_digits = 1
     x_sum_factor = -8.0
 
 

@@ -10,6 +10,7 @@ class Q5_0(BlocksOf32):
 
     bits = 5
     less = 16
+    integer_digits = 1
     x_sum_factor = -16.0
 
 

@@ -105,7 +105,7 @@ class Q5K(ByteCodes):
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return q4_k.sub_block_mins(b, *words[28:])
 
-    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
