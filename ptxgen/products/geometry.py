@@ -150,9 +150,11 @@ THREE_TILES = ProductChoice(8, 3, 264, 2)
 # By the columns of a tile, and whether a lane reads many words of it; the first that fits. CTAs share x, too, which
 # takes as long to come as half of their weights where k is long and rows are few.
 OF_CHAINS = {
-    (WIDE, False): (Sharing(2048, 64, TWO), Sharing(2048, 4, TWO_OF_FEW)),
+    (WIDE, False): (
+        Sharing(5632, 64, TWO), Sharing(5632, 4, TWO_OF_FEW), Sharing(0, 47, None), Sharing(2048, 4, TWO_OF_FEW),
+    ),
     (WIDE, True): (Sharing(4096, 17, TWO_OF_FEW),),
-    (128, False): (Sharing(4097, 32, TWO),),
+    (128, False): (Sharing(5632, 32, TWO),),
     (64, False): (
         Sharing(16384, 64, TWO), Sharing(0, 33, None), Sharing(2560, 8, ProductChoice(8, 2, 264, 4)),
         Sharing(1024, 8, ProductChoice(4, 2, 528, 4)),
@@ -167,6 +169,7 @@ OF_LAUNCHES_ALONE = {
 MANY_WORDS = 30
 MOST_SHARED = 8  # units of a cluster: with more, x is a small part of what comes
 MOST_SPARE = 1.25  # of the units that clusters have room for, to those that there are
+MOST_ROOM = 1.4  # of CTAs that multiprocessors have room for in whole turns, to those that there are
 
 
 def sharing(units: int, kind: WeightFormat, k: int, *, programmatic: bool) -> ProductChoice | None:
@@ -179,8 +182,10 @@ def sharing(units: int, kind: WeightFormat, k: int, *, programmatic: bool) -> Pr
         return None
     clusters = found.ctas // found.split
     most = -(-units // clusters)
+    launched = found.split * min(units, clusters)
     even = most == 1 or most * clusters <= MOST_SPARE * units
-    return found if even and most <= MOST_SHARED else None
+    fills = launched <= RUN.ctas or -(-launched // RUN.ctas) * RUN.ctas <= MOST_ROOM * launched
+    return found if even and fills and most <= MOST_SHARED else None
 
 
 def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | None) -> Shape:
