@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ptxgen.dtypes import f16
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.shape import CLUSTERS, PROCESSORS
+from ptxgen.products.wgmma.shape import PROCESSORS
 from ptxgen.products.wgmma.tokens import GROUP, ROW_BYTES, TOKENS
 from ptxgen.weights.f16 import Half
 
@@ -87,7 +87,7 @@ RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
 CONVERTED = {
     "e4m3": ("e4m3", "e4m3_channel", "e4m3_block"),
     "signed": ("q8_0",),
-    "nibbles": ("int4_g32", "int4_g64", "int4_g128", "q4_0"),
+    "nibbles": ("int4_g32", "int4_g64", "int4_g128", "q4_0", "q4_1", "q5_0", "q5_1"),
     "k_quants": ("q4_k", "q5_k", "q6_k"),
 }
 TILE = frozenset({"tile_rows", "split", "share", "stream", "carried", "slices"})  # fields of a tile, but for tokens
@@ -158,7 +158,7 @@ def microseconds(spec: PackedProduct, rows: int) -> float:
     shape, tile = at.shape, (at.rows, at.shape.slices)
     pace = costs.paces[tile]
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    turns = -(-clusters // (CLUSTERS[shape.split * shape.share] * shape.resident))
+    turns = -(-clusters // shape.places)
     beside = min(shape.resident, -(-clusters * shape.split // PROCESSORS))  # CTAs that share a multiprocessor
     steps = turns * spec.k / spec.columns / shape.split * (1 if costs.converts else beside)
     work = steps * (pace.columns + pace.token * at.tokens)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.shape import CLUSTERS
 
 
 class Turns(NamedTuple):
@@ -27,7 +26,7 @@ def turns(at: Geometry, rows: int) -> Turns:
 
 def _turns(at: Geometry, rows: int, whole: int, last: int) -> Turns:
     """The same where so many clusters have all rows."""
-    tiles, places = -(-rows // at.tokens), _places(at)
+    tiles, places = -(-rows // at.tokens), at.shape.places
     ends = whole * tiles, (whole + last) * tiles
     of_cta = []
     for first in {0, places - 1, *(end % places for end in ends), *((end - 1) % places for end in ends)}:
@@ -36,16 +35,10 @@ def _turns(at: Geometry, rows: int, whole: int, last: int) -> Turns:
     return max(of_cta, key=lambda each: each.whole * at.shape.groups + each.last)
 
 
-def _places(at: Geometry) -> int:
-    """Clusters that there is room for at once."""
-    shape = at.shape
-    return CLUSTERS[shape.split * shape.share] * shape.resident
-
-
 def last_tiles(at: Geometry, rows: int) -> int:
     """Of a geometry without them, how many make the launch the shortest; 0: none do. What whole turns but the last, or
     the last two, leave of the rows becomes small tiles."""
-    shape, tiles, places = at.shape, -(-rows // at.tokens), _places(at)
+    shape, tiles, places = at.shape, -(-rows // at.tokens), at.shape.places
     clusters = at.row_groups // shape.share
     whole_turns = turns(at, rows).whole
     found = [(whole_turns * shape.groups, 0)]
