@@ -13,6 +13,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.kernels import Gemv, NextToken, QkvAppend
 from ptxgen.products.geometry import Runs, share_runs
 from ptxgen.runtime import open_device
+from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
 from ptxgen.tuning import ProductChoice, fixed, using
@@ -141,6 +142,12 @@ def test_matrices_that_no_row_names_share_k(n: int, k: int, weights: str, chain:
 def test_what_they_make_of_it(mode: str, n: int, k: int, weights: str) -> None:
     spec = Gemv(n, k, weights, norm="rms", residual=True, programmatic=True)
     trial(spec, open_device("cpu", mode=mode), target="sm_90").require()
+
+
+@pytest.mark.parametrize("programmatic", [True, False])
+@pytest.mark.parametrize(("n", "k", "weights"), [(1056, 2304, "q4_k"), (2112, 1280, "q8_0"), (1040, 1088, "bf16")])
+def test_they_are_the_same_on_every_device(device: Device, n: int, k: int, weights: str, programmatic: bool) -> None:
+    trial(Gemv(n, k, weights, bias=True, programmatic=programmatic), device, target="sm_90").require()
 
 
 @pytest.mark.parametrize(("fields", "first"), [({}, True), ({"programmatic": True}, False), ({"norm": "rms"}, False)])
