@@ -46,7 +46,7 @@ def squares(x: np.ndarray) -> np.ndarray:
     """Of f32 `[rows, cols]`."""
     import numpy as np
 
-    parts = x.astype(np.float64).reshape(len(x), -1, TILE_ROWS)
+    parts = x.astype(np.float64).reshape(len(x), x.shape[1] // TILE_ROWS, TILE_ROWS)
     return np.asarray((parts**2).sum(2).astype(np.float32))
 
 
