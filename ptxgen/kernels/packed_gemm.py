@@ -348,8 +348,6 @@ class PackedGemm(PackedProduct):
             roots = Roots(b, self, at)
             roots.build(tasks)
             roots.times(sums)
-        else:
-            b.without("times_roots")
         if at.carried:
             CarriedResults(b, self, at, ring, sums, multiplier.step).build(tasks)
             Carrier(b, self, at, ring).build(tasks)
@@ -427,4 +425,6 @@ def _others(at: Geometry) -> str:
     """What the warps beside the copying one do, said behind that."""
     if at.carried:
         return ", one for each warpgroup stores its results"
+    if at.roots:
+        return ", one finds the roots of the tokens' mean squares"
     return ", three others have nothing to do" if at.wide else ""

@@ -217,6 +217,8 @@ class Geometry:
     carried: bool  # warps beside the copying one store results: `carried.py`
     activated: bool  # scales and an activation take registers beside the sums
     tight: bool  # weights that are converted leave few
+    adds: bool  # results are added to something
+    roots: bool  # a warp beside the copying one finds the roots of tokens' mean squares: `norms.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -276,7 +278,7 @@ class Geometry:
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
             spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
-            spec.scaled and bool(spec.activation) and spec.parts == 1, tight,
+            spec.scaled and bool(spec.activation) and spec.parts == 1, tight, spec.residual, bool(spec.norm),
         )  # fmt: skip
 
     @property
@@ -342,8 +344,8 @@ class Geometry:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: those that multiply, the warp that copies, and those that carry results."""
-        beside = self.shape.groups if self.carried else 0
+        """Threads of a CTA: those that multiply, the warp that copies, and those that carry results or find roots."""
+        beside = self.shape.groups if self.carried else int(self.roots)
         return 32 * (self.warps + (WARPS if self.wide else 1 + beside))
 
     @property
@@ -353,6 +355,11 @@ class Geometry:
         groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
         more = self.exact or self.tight or (self.integers and groups > 2)
         return groups > 1 and (more or self.sums * groups > most)
+
+    @property
+    def asks_early(self) -> bool:
+        """Whether what results are added to is brought to the L2 while tiles are multiplied: of few tokens."""
+        return self.adds and self.rows_first and not self.crowded
 
     @property
     def residual_loads(self) -> int:

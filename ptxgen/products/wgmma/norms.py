@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen import rules
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import WARP, over_lanes
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 LANES = 8  # that add up the squares of a token
-MOST_LOADS = 8  # of a lane, on their way together
+TOKENS = WARP // LANES  # of a warp's load
+MOST_LOADS, FEWER_LOADS = 16, 4  # of a lane, on their way together, and where the warp has given up registers
 QUAD = (2, 1)  # distances of the lanes that have the results of 16 columns
-MEETING = 4  # the barrier of all warps that multiply; results and slices have those before
+FOUND, FREE = 5, 6  # barriers of roots that are found, and of those that nobody reads any more
 NO_TILE = 0xFFFFFFFF
 
 
@@ -86,6 +87,10 @@ class NormedResults(Results):
         self.leads, self.keeps = b.op("setp.eq.u32", "leads_record", quad, 0), b.reg("keeps_square", "pred")
         self.square = b.reg("square", "f32")
 
+    def _prefetch_beside(self, column: Reg, inside: Reg) -> None:
+        gain = self.b.op("mad.wide.u32", "gain_ahead", column, 4, self.gain_from)
+        self.b.op("prefetch.global.L2", gain[0], pred=inside)
+
     def _find_beside(self, row: Reg, column: Reg) -> None:
         b, spec = self.b, self.spec
         at = b.op("mad.wide.u32", convert.scratch(b, "gain_at", "u64"), column, 4, self.gain_from)
@@ -116,66 +121,87 @@ class NormedResults(Results):
 
 
 class Roots:
-    """Fragments `begin_roots`, `find_roots`, `read_squares` and `times_roots`: 1 / sqrt(mean + eps) of every token that
-    the CTA finishes, in shared memory, found once for a tile of tokens; and sums times these."""
+    """Fragments `begin_roots`, `begin_times`, `find_roots`, `read_squares` and `times_roots`: a warp beside the copying
+    one finds 1 / sqrt(mean + eps) of every token that the CTA finishes, once for a tile of tokens, while the others
+    multiply; these multiply their sums by it."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.count = at.out_tokens * at.shape.slices
         self.memory = b.shared("roots", 4 * self.count, align=16)
+        self.known = b.reg("roots_of", "u32")
 
     def build(self, tasks: Tasks) -> None:
-        """The fragments before products."""
+        """All fragments but the last."""
         b, at = self.b, self.at
-        with b.fragment("begin_roots", "eight lanes have the squares of a token"):
-            self.token = b.op("shr.u32", "root_of_warp", tasks.lane, LANES.bit_length() - 1)
-            b.op("mad.lo.u32", self.token, tasks.warp, WARP // LANES, self.token)
-            self.column = b.op("and.b32", "square_column", tasks.lane, LANES - 1)
-            self.keeps = b.op("setp.eq.u32", "keeps_root", self.column, 0)
-            b.op("mul.lo.u32", self.column, self.column, VECTOR)
+        with b.fragment("begin_times", "where the roots of a lane's tokens are"):
             self.place = b.op("mov.u32", "roots_at", self.memory)
-            self.to = b.op("mad.lo.u32", "root_to", self.token, 4, self.place)
             pair = b.op("and.b32", "root_pair", tasks.lane, 3)
             b.op("mad.lo.u32", self.place, pair, 8, self.place)
             if tasks.slice is not None:
                 b.op("mad.lo.u32", self.place, tasks.slice, 4 * at.out_tokens, self.place)
-            known = b.op("mov.u32", "roots_of", NO_TILE)
-        with b.fragment("find_roots"):
-            b.op("setp.ne.u32", "new_tokens", tasks.token_tile, known)
-            b.op("mov.u32", known, tasks.token_tile)
+            b.op("mov.u32", self.known, NO_TILE)
+        with b.fragment("begin_roots", "eight lanes have the squares of a token"):
+            self.token = b.op("shr.u32", "root_of_lane", tasks.lane, LANES.bit_length() - 1)
+            self.column = b.op("and.b32", "square_column", tasks.lane, LANES - 1)
+            self.keeps = b.op("setp.eq.u32", "keeps_root", self.column, 0)
+            b.op("mul.lo.u32", self.column, self.column, VECTOR)
+            self.to = b.op("mov.u32", "root_to", self.memory)
+            b.op("mad.lo.u32", self.to, self.token, 4, self.to)
+            b.op("mov.u32", self.known, NO_TILE)
+        with b.fragment("find_roots", "whether the tile has other tokens than the one before, if there was one"):
+            new = b.op("setp.ne.u32", "new_tokens", tasks.token_tile, self.known)
+            b.op("setp.ne.and.u32", "passes_tokens", self.known, NO_TILE, new)
+            b.op("mov.u32", self.known, tasks.token_tile)
         with b.fragment("read_squares", "add up the tokens' sums of squares"):
             self._read(tasks)
-        b.expose(roots_meet=(MEETING, at.multiplying))
+        threads = at.multiplying + WARP
+        b.expose(roots_found=(FOUND, threads), roots_free=(FREE, threads))
 
     def _read(self, tasks: Tasks) -> None:
+        """Tokens past the last have the root of the last."""
         b, at, spec = self.b, self.at, self.spec
-        slots, source, each = spec.k // TILE_ROWS, b.ld_param("squares"), WARP // LANES * at.warps
-        loads = -(-slots // (LANES * VECTOR))
-        values = b.array("token_square", "f32", VECTOR * min(loads, MOST_LOADS))
-        totals = b.array("square_total", "f32", VECTOR)
-        first = b.op("mul.lo.u32", "first_of_roots", tasks.token_tile, at.tokens)
+        slots, source = spec.k // TILE_ROWS, b.ld_param("squares")
+        loads, flight = -(-slots // (LANES * VECTOR)), FEWER_LOADS if at.wide else MOST_LOADS
+        together = max(1, flight // loads)  # tokens of a lane
+        values = b.array("token_square", "f32", VECTOR * min(loads * together, flight))
+        first, row = b.op("mul.lo.u32", "first_of_roots", tasks.token_tile, at.tokens), b.reg("root_row", "u32")
         if tasks.split_rank is not None:
             b.op("mad.lo.u32", first, tasks.split_rank, at.out_tokens, first)
         b.op("add.u32", first, first, self.token)
-        row, exists = b.reg("root_row", "u32"), b.reg("root_exists", "pred")
-        there, source_at = b.reg("square_there", "pred"), b.reg("square_at", "u64")
-        for begin in range(0, self.count, each):
-            b.op("add.u32", row, first, begin)
-            b.op("setp.lt.u32", exists, row, tasks.count)
-            b.op("setp.lt.and.u32", exists, self.token, self.count - begin, exists)
-            b.op("mad.wide.u32", source_at, row, 4 * slots, source)
-            b.op("mad.wide.u32", source_at, self.column, 4, source_at)
-            convert.clear(b, totals)
-            for batch in range(0, loads, MOST_LOADS):
-                some = range(batch, min(loads, batch + MOST_LOADS))
-                for load in some:
-                    own = values[VECTOR * (load - batch) : VECTOR * (load - batch + 1)]
-                    convert.clear(b, own)
-                    b.op("setp.lt.and.u32", there, self.column, slots - LANES * VECTOR * load, exists)
-                    convert.load_words(b, own, source_at, 4 * LANES * VECTOR * load, pred=there)
-                for i, value in enumerate(values[: VECTOR * len(some)]):
-                    b.op("add.f32", totals[i % VECTOR], totals[i % VECTOR], value)
-            self._keep(totals.regs, begin)
+        last = b.op("sub.u32", "last_token", tasks.count, 1)
+        places = [b.reg(f"square_at{i}", "u64") for i in range(together)]
+        totals = [b.array(f"square_total{i}_", "f32", VECTOR) for i in range(together)]
+        for begin in range(0, self.count, TOKENS * together):
+            turns = range(min(together, -(-(self.count - begin) // TOKENS)))
+            for turn in turns:
+                b.op("add.u32", row, first, begin + TOKENS * turn)
+                b.op("min.u32", row, row, last)
+                b.op("mad.wide.u32", places[turn], row, 4 * slots, source)
+                b.op("mad.wide.u32", places[turn], self.column, 4, places[turn])
+                convert.clear(b, totals[turn])
+            items = [(turn, load) for turn in turns for load in range(loads)]
+            for start in range(0, len(items), flight):
+                self._add(items[start : start + flight], values, places, totals, slots)
+            for turn in turns:
+                self._keep(totals[turn].regs, begin + TOKENS * turn)
+
+    def _add(
+        self, items: Sequence[tuple[int, int]], values: RegArray, places: Sequence[Reg], totals: Sequence[RegArray],
+        slots: int,
+    ) -> None:  # fmt: skip
+        """Loads that are on their way together, of a token each."""
+        b, there = self.b, convert.scratch(self.b, "square_there", "pred")
+        each = [values[VECTOR * i : VECTOR * (i + 1)] for i in range(len(items))]
+        for own, (turn, load) in zip(each, items, strict=True):
+            inside = None
+            if LANES * VECTOR * (load + 1) > slots:
+                convert.clear(b, own)
+                inside = b.op("setp.lt.u32", there, self.column, slots - LANES * VECTOR * load)
+            convert.load_words(b, own, places[turn], 4 * LANES * VECTOR * load, pred=inside)
+        for own, (turn, _) in zip(each, items, strict=True):
+            for total, value in zip(totals[turn], own, strict=True):
+                b.op("add.f32", total, total, value)
 
     def _keep(self, totals: Sequence[Reg], begin: int) -> None:
         """The root of the token that is so many behind the lane's first."""
@@ -186,9 +212,7 @@ class Roots:
         b.op("fma.rn.f32", total, total, 1.0 / spec.k, spec.eps)
         b.op("sqrt.rn.f32", total, total)
         b.op("rcp.rn.f32", total, total)
-        keeps = b.op("setp.lt.and.u32", convert.scratch(b, "root_inside", "pred"), self.token,
-                     self.count - begin, self.keeps)  # fmt: skip
-        b.op("st.shared.f32", self.to[4 * begin], total, pred=keeps)
+        b.op("st.shared.f32", self.to[4 * begin], total, pred=self.keeps)
 
     def times(self, sums: Sequence[Sequence[Reg]]) -> None:
         """Fragment `times_roots`: of the tokens that the warp finishes."""
