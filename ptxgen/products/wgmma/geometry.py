@@ -217,7 +217,6 @@ class Geometry:
     carried: bool  # warps beside the copying one store results: `carried.py`
     activated: bool  # scales and an activation take registers beside the sums
     tight: bool  # weights that are converted leave few
-    adds: bool  # results are added to something
     roots: bool  # a warp beside the copying one finds the roots of tokens' mean squares: `norms.py`
 
     @classmethod
@@ -278,7 +277,7 @@ class Geometry:
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
             spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
-            spec.scaled and bool(spec.activation) and spec.parts == 1, tight, spec.residual, bool(spec.norm),
+            spec.scaled and bool(spec.activation) and spec.parts == 1, tight, bool(spec.norm),
         )  # fmt: skip
 
     @property
@@ -355,11 +354,6 @@ class Geometry:
         groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
         more = self.exact or self.tight or (self.integers and groups > 2)
         return groups > 1 and (more or self.sums * groups > most)
-
-    @property
-    def asks_early(self) -> bool:
-        """Whether what results are added to is brought to the L2 while tiles are multiplied: of few tokens."""
-        return self.adds and self.rows_first and not self.crowded
 
     @property
     def residual_loads(self) -> int:

@@ -87,10 +87,6 @@ class NormedResults(Results):
         self.leads, self.keeps = b.op("setp.eq.u32", "leads_record", quad, 0), b.reg("keeps_square", "pred")
         self.square = b.reg("square", "f32")
 
-    def _prefetch_beside(self, column: Reg, inside: Reg) -> None:
-        gain = self.b.op("mad.wide.u32", "gain_ahead", column, 4, self.gain_from)
-        self.b.op("prefetch.global.L2", gain[0], pred=inside)
-
     def _find_beside(self, row: Reg, column: Reg) -> None:
         b, spec = self.b, self.spec
         at = b.op("mad.wide.u32", convert.scratch(b, "gain_at", "u64"), column, 4, self.gain_from)

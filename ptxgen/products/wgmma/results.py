@@ -81,8 +81,6 @@ class Results:
                 self.bias_from = b.ld_param("bias")
             self._begin_beside(lane)
         self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
-        if at.asks_early:
-            self._prefetch()
         if at.mates > 1:
             self._in_rounds()
             return
@@ -95,25 +93,6 @@ class Results:
             if at.shape.slices == 1 and (at.result_buffers == 1 or at.result_tokens == at.out_tokens):
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
         b.expose(result_rounds=())
-
-    def _prefetch(self) -> None:
-        """Fragment `prefetch_results`: what the results are added to has left the L2 since a layer ago."""
-        b, at, spec = self.b, self.at, self.spec
-        with b.fragment("prefetch_results", "what results are added to, into the L2 while tiles are multiplied"):
-            row = b.op("mad.lo.u32", "row_ahead", self.token_tile, at.tokens, self.token)
-            column = b.op("mad.lo.u32", "column_ahead", self.group, at.rows // at.shape.units, self.column)
-            place = b.op("mad.wide.u32", "ahead_at", row, self.outlet.bytes * spec.n, self.outlet.out)
-            b.op("mad.wide.u32", place, column, self.outlet.bytes, place)
-            left, asks = b.op("sub.s32", "left_ahead", self.count, row), b.reg("asks_ahead", "pred")
-            inside = b.op("setp.lt.u32", "inside_ahead", column, spec.n)
-            for load in range(self.loads):
-                token = load * self.together
-                b.op("setp.gt.and.s32", asks, left, token, inside)
-                b.op("prefetch.global.L2", place[self.outlet.bytes * spec.n * token], pred=asks)
-            self._prefetch_beside(column, inside)
-
-    def _prefetch_beside(self, column: Reg, inside: Reg) -> None:
-        """What else is read beside results."""
 
     def _in_rounds(self) -> None:
         """Fragment `find_output`, and those of rounds, between which warps meet."""
