@@ -6,6 +6,7 @@ A call list is captured once and replayed; the inputs rotate among enough sets t
 from __future__ import annotations
 
 import ctypes
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -132,21 +133,21 @@ class Chain:
                 call()
 
     def us(self, replays: int = 9, settle: float = SETTLE_SECONDS) -> float:
-        """Microseconds per call: the median over replays, after it was replayed for so many seconds."""
+        """Microseconds per call: the median over replays, after it was replayed for so many seconds. One replay waits
+        behind the other, so that what keeps the host from launching does not count."""
         settled = time.perf_counter() + settle
         while True:
             self.graph.replay()
             torch.cuda.synchronize()
             if time.perf_counter() >= settled:
                 break
-        times = []
-        for _ in range(replays):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+        self.graph.replay()
+        for mark in marks:
+            mark.record()
             self.graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / self.count)
+        torch.cuda.synchronize()
+        times = [start.elapsed_time(end) * 1e3 / self.count for start, end in itertools.pairwise(marks)]
         found: float = statistics.median(times)
         return found
 

@@ -187,15 +187,17 @@ class _Step(AttentionOfStep):
 
     def _mlp(self, x: str | Ref) -> None:
         model = self.model
-        gated = not {"gate_proj", "up_proj"} & set(model.biases)
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
+        biased, apart = bool({"gate_proj", "up_proj"} & set(model.biases)), kinds[0] != kinds[1]
+        gated = not biased and not apart
         packs = self.packs_gate(kinds) and not self._gates_halves(kinds)
         scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
         if packs and self.gives_tiles(kinds):
             assert isinstance(x, str), "several rows are a tensor of their own"
             out = self._packed_gate(x, kinds)
         else:
-            width = model.hidden if gated else 2 * model.hidden
+            apart |= biased and model.hidden % STACK != 0
+            width = model.hidden if gated or apart else 2 * model.hidden
             fields = {"gated": True, "activation": model.activation} if gated else {}
             source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
             if gated and self._gives_halves(kinds):
@@ -206,7 +208,7 @@ class _Step(AttentionOfStep):
                 self._gate(source, norm, out, out_dtype=bf16)
             else:
                 out = self.scratch("gate_up.out", model.hidden)
-                (self._gate if gated else self._biased_gate)(source, norm, out)
+                (self._gate if gated else self._gate_apart if apart else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 
@@ -247,11 +249,21 @@ class _Step(AttentionOfStep):
     def _biased_gate(self, x: str | Ref, norm: str, out: str) -> None:
         """Gate and up with their biases below one another, and then the activation."""
         hidden, dim = self.model.hidden, self.model.dim
-        if hidden % STACK:
-            raise SpecError(f"step_program: with mlp_bias hidden must be a multiple of {STACK} (got {hidden})")
         weight = self.matrix(self.at("gate_up"), self._gate_parts(), dim)
         bias = self.vector(self.at("gate_up.bias"), *map(self._bias, ("gate_proj", "up_proj")))
         both = self.scratch("gate_up.both", 2 * hidden)
         self._product("gate_up", weight, 2 * hidden, dim, x, both, norm=norm, bias=bias)
         given, fields = {"x": both, "out": out}, {"dim": hidden, "kind": self.model.activation, "gated": True}
+        self.op("activation", "activation", given, {"rows": self.rows}, **fields)
+
+    def _gate_apart(self, x: str | Ref, norm: str, out: str) -> None:
+        """The same of matrices that cannot be one: of two formats, or not of whole records with biases."""
+        hidden, dim = self.model.hidden, self.model.dim
+        given: dict[str, str | Ref] = {"out": out}
+        for name, param in (("gate_proj", "x"), ("up_proj", "up")):
+            given[param] = self.scratch(f"{name}.out", hidden)
+            weight = self.matrix(self.at(name), [self._part(name)], dim)
+            bias = self.vector(self.at(f"{name}.bias"), self._bias(name)) if name in self.model.biases else ""
+            self._product(name, weight, hidden, dim, x, given[param], norm=norm, bias=bias)
+        fields = {"dim": hidden, "kind": self.model.activation, "gated": True, "apart": True}
         self.op("activation", "activation", given, {"rows": self.rows}, **fields)

@@ -58,11 +58,8 @@ class Draft:
 
     def matrix(self, name: str, parts: Sequence[Part], cols: int, gated: bool = False) -> str:
         """A weight of one or several matrices of one format."""
-        kinds = {part.name: self.format_of(part.name) for part in parts}
-        if len(set(kinds.values())) > 1:
-            found = ", ".join(f"{part} in {kind}" for part, kind in kinds.items())
-            raise SpecError(f"{name}: its parts must have one format (got {found})")
-        chosen = weight_format(next(iter(kinds.values())))
+        (kind,) = {self.format_of(part.name) for part in parts}
+        chosen = weight_format(kind)
         for part in parts:
             for reason in chosen.rules(part.rows, cols):
                 raise SpecError(f"{part.name}: {chosen.name}: {reason}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.dtypes import bf16
-from ptxgen.models.products import FEW, WIDE_TILE, Products
+from ptxgen.models.products import FEW, STACK, WIDE_TILE, Products
 from ptxgen.models.program import Ref
 from ptxgen.products.wgmma.norms import squares_shape
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
@@ -48,7 +48,7 @@ class TiledProducts(Products):
     def gives_tiles(self, kinds: Sequence[str]) -> bool:
         """Whether the product of gate and up leaves tiles for that of down."""
         model = self.model
-        gated = not {"gate_proj", "up_proj"} & set(model.biases)
+        gated = kinds[0] == kinds[1] and not {"gate_proj", "up_proj"} & set(model.biases)
         rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
         return gated and rounded and model.hidden % WIDE_TILE == 0 and self.packs_gate(kinds)
 
@@ -59,8 +59,10 @@ class TiledProducts(Products):
             return self._tile_tokens(kinds, model.shape.vocab, model.dim)
         if role == "qkv":
             return self._tile_tokens(kinds, model.q_width + 2 * model.kv_width, model.dim)
-        if set(names) & set(model.biases):
-            return self._tile_tokens(kinds, 2 * model.hidden, model.dim)
+        biased, apart = bool(set(names) & set(model.biases)), kinds[0] != kinds[1]
+        if biased or apart:
+            stacked = not apart and model.hidden % STACK == 0
+            return self._tile_tokens(kinds, model.hidden * (1 + stacked), model.dim)
         fields = {"gated": True, "activation": model.activation}
         fields |= {"packed_out": True} if self.gives_tiles([*kinds, *self._kinds("down_proj")]) else {}
         return self._tile_tokens(kinds, model.hidden, model.dim, **fields)

@@ -185,6 +185,13 @@ def test_rounded_tokens_of_few_columns_have_fewer_tiles_on_their_way() -> None:
     assert found == {("exact", 1536): 5, ("exact", 2048): 5, ("fast", 1536): 4, ("fast", 2048): 5}
 
 
+@pytest.mark.parametrize(("n", "k"), [(5120, 13824), (32768, 13824), (32768, 23808), (5120, 27648)])
+def test_wide_rows_leave_room_for_their_mbarriers(n: int, k: int) -> None:
+    """Generating refuses a text with more shared memory than there is."""
+    spec = DigitGemm.best(8, n=n, k=k, weights="bf16", precision="fast", residual=True, norm_out=True)
+    assert generate(spec, WHERE).launch.shared == spec.runs.shared
+
+
 @needs_assembler
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_what_steps_take_fits_and_spills_nothing(precision: str) -> None:

@@ -35,7 +35,8 @@ def test_every_length_of_row(device: Device, kind: type[KernelType], dim: int) -
     [
         RmsNorm(100, residual=True, offset=1.0), RmsNorm(64, heads=5), RmsNorm(9001, residual=True),
         LayerNorm(100, residual=True), LayerNorm(64, bias=False, heads=5), LayerNorm(9001, residual=True),
-        Activation(300, "gelu", gated=True), Activation(2500, "gelu_tanh"), ResidualAdd(2501, scale=-0.5),
+        Activation(300, "gelu", gated=True), Activation(301, gated=True, apart=True), Activation(2500, "gelu_tanh"),
+        ResidualAdd(2501, scale=-0.5),
     ],
     ids=str,
 )  # fmt: skip

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 SHARED = 232448  # bytes that a CTA can have
-KEPT = 1024  # for mbarriers, and what the system takes
+KEPT = 1024  # for mbarriers and what is beside them, at least
+BELL = 8  # bytes of an mbarrier, which every unit of tokens has
+BESIDE = 128  # mbarriers: roots of norms, the mbarrier of a cluster's sums
 # CTAs that share k, and how many clusters of them there is room for at once
 SPLITS = {1: 132, 2: 66, 4: 30, 8: 14}
 MOST_UNITS = 8 * 28  # of k, with the most CTAs that share it
@@ -77,7 +79,8 @@ class TokenRuns(Runs):
     @property
     def fits(self) -> bool:
         """Whether all of it is in shared memory."""
-        return self.shared + KEPT <= SHARED and self.spare < self.tiles
+        kept = max(KEPT, BELL * self.tiles + BESIDE)
+        return self.shared + kept <= SHARED and self.spare < self.tiles
 
 
 def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int) -> TokenRuns:

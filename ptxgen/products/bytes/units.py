@@ -5,10 +5,9 @@ from __future__ import annotations
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Addr, Reg, Shared
 from ptxgen.idioms import convert
-from ptxgen.products.bytes.geometry import TokenRuns
+from ptxgen.products.bytes.geometry import BELL, TokenRuns
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-BELL = 8  # bytes of an mbarrier
 MOST_TILES = 1 << 20  # of eight tokens
 
 

@@ -111,6 +111,23 @@ def test_weights_of_other_formats(device: Device, format: str) -> None:
     assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == reference.generate(PROMPT, N_TOKENS)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_gate_and_up_that_cannot_be_one_matrix(device: Device, biased: bool) -> None:
+    """Of two formats, or not of whole records with biases: decode steps, a prompt's chunk, a batch, and a layer where
+    they can."""
+    spec = small_spec("llama", num_hidden_layers=2, intermediate_size=90 if biased else 96, mlp_bias=biased)
+    formats = {} if biased else {"layers.1.up_proj": "q8_0"}
+    file = ArrayFile(spec, random_weights(spec), "f16", formats)
+    model, want = Model(file, device, "f32", chunk=8), ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
+    assert [op.role for op in model.program("decode").ops if op.layer == 1][-4:] == [
+        "gate_proj", "up_proj", "activation", "down_proj",
+    ]  # fmt: skip
+    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
+    batch = model.batch(3)
+    slot, token = batch.join(PROMPT)
+    assert [token, *(batch.step()[slot] for _ in range(N_TOKENS - 1))] == want
+
+
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
 def test_a_trained_checkpoint_gives_its_tokens(device: Device, kv_dtype: str) -> None:
     if not CHECKPOINT.exists():
