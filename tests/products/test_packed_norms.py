@@ -27,7 +27,8 @@ LIMITS = {"exact": EXACT, "fast": FAST}
     [
         (17, {"n": 70, "k": 512, "tokens": 16, "norm": "rms", "programmatic": True, "split": 4}),
         (15, {"n": 33, "k": 1536, "tokens": 16, "norm": "rms", "eps": 0.1, "bias": True, "indirect": True}),
-        (63, {"n": 256, "k": 256, "tokens": 64, "norm": "rms", "gated": True, "activation": "silu", "packed_out": True}),
+        (63, {"n": 256, "k": 256, "tokens": 64, "norm": "rms", "gated": True, "activation": "silu",
+              "packed_out": True}),
         (65, {"n": 136, "k": 256, "tokens": 64, "norm": "rms", "out_dtype": "bf16", "activation": "gelu"}),
         (9, {"n": 256, "k": 64, "tokens": 8, "residual": True, "norm_out": True}),
         (31, {"n": 512, "k": 512, "tokens": 32, "residual": True, "norm_out": True, "norm_offset": 1.0, "split": 3}),
