@@ -55,6 +55,8 @@ class Gemv(Product):
         dict(n=20, k=200, weights="bf16"),
         dict(n=20, k=131, weights="e4m3"),
         dict(n=3, k=16640, weights="q4_0"),
+        dict(n=40, k=160, weights="q5_0"),
+        dict(n=24, k=896, weights="q5_1", norm="rms"),
         dict(n=20, k=256, weights="e4m3_channel"),
         dict(n=150, k=256, weights="e4m3_block"),
         dict(n=16, k=256, weights="int4_g32"),

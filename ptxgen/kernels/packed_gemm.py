@@ -70,10 +70,10 @@ class PackedGemm(PackedProduct):
     largest lose bits, else those below 2^-12 of their block's. Products are those of the bytes, scales are applied to
     their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2);
     `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
-    `by_row`: of K formats, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the
-    units, and x_sums f16 its sums for formats with mins. Codes times scales are integers that f16 has exactly ("exact",
-    with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits (of what is
-    below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
+    `by_row`: of formats that have codes, x is f16 in units of its rows as PackTokens leaves it, x_scales f32 `[…, 1,
+    tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their scales, are
+    numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x
+    is rounded, to 22 bits (of what is below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
@@ -156,14 +156,21 @@ class PackedGemm(PackedProduct):
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
         dict(
+<<<<<<< HEAD
             n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1,
             programmatic=True,
+=======
+            n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1, programmatic=True
+>>>>>>> main
         ),
         dict(n=128, k=768, weights="e4m3_block", tokens=192, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", row_scales=True),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", programmatic=True),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
+        dict(n=52, k=1024, weights="int4_g128", tokens=8, x_dtype="f16", by_row=True, split=1),
+        dict(n=44, k=512, weights="q8_0", tokens=8, x_dtype="f16", by_row=True, split=2),
+        dict(n=44, k=1024, weights="e4m3_block", tokens=8, x_dtype="f16", by_row=True, split=2, programmatic=True),
         dict(
             n=48, k=512, weights="q4_k", tokens=32, x_dtype="f16", by_row=True, precision="fast", activation="silu",
             gated=True, tile_rows=256,

@@ -43,9 +43,12 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # Weights of gate and up together, to which a model's K-quants read bf16 digits: three of them take longer than bytes
 # where matrices are large, and save launches. Measured with 2.3e7 and 2.8e7, where they pay, and 1.2e8, where not.
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
-# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma. Up to 16 exact ones are
-# so only before weights that one number holds and rows that are not long: digits of bytes are faster elsewhere.
-FEW, SOME, INTEGERS_TO = 8, 16, 32
+# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
+# before weights that are no K-quants. Up to 16 exact ones are so before K-quants only where one number holds a weight
+# and rows are not long: digits of bytes are faster elsewhere.
+FEW, SOME = 8, 16
+INTEGERS_TO = {"exact": 32, "fast": 32, "e4m3": 32}
+CODES_TO = {"exact": 64, "fast": 0, "e4m3": 0}
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
 TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
@@ -242,11 +245,15 @@ class Products(Draft):
 
     def integers(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
-        some = FEW < self.rows <= INTEGERS_TO and not self.batch_invariant and k % WIDE_TILE == 0
-        found = [weight_format(kind).integer_digits for kind in kinds]
-        if self.precision == "exact" and self.rows <= SOME and (max(found) > 1 or k > LONG):
+        formats = [weight_format(kind).fitted(k) for kind in kinds]
+        of_spans = all(each.span for each in formats)
+        most = (INTEGERS_TO if of_spans else CODES_TO)[self.precision]
+        some = FEW < self.rows <= most and not self.batch_invariant
+        found = [each.integer_digits for each in formats]
+        if self.precision == "exact" and self.rows <= SOME and of_spans and (max(found) > 1 or k > LONG):
             return False
-        return some and all(found) and parse_target(self.target).includes_any(("sm_90a",))
+        wide = all(each.tile_k >= COLUMNS for each in formats)
+        return some and wide and all(found) and parse_target(self.target).includes_any(("sm_90a",))
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""

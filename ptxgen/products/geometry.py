@@ -22,8 +22,8 @@ MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with 
 K_WARPS = ((2048, 1), (1024, 2), (512, 4), (0, 8))
 # Formats whose product with one token is for tensor cores, where there are any.
 ON_TENSOR_CORES = frozenset((
-    "f16", "bf16", "e4m3", "e4m3_channel", "e4m3_block", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "int4_g32", "int4_g64",
-    "int4_g128",
+    "f16", "bf16", "e4m3", "e4m3_channel", "e4m3_block", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k",
+    "int4_g32", "int4_g64", "int4_g128",
 ))  # fmt: skip
 SHARED_FOR_TOKENS = 96 * 1024  # of x, where there is a choice of tokens
 

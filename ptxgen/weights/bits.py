@@ -79,6 +79,38 @@ def byte_to_f16(b: Builder, out: Reg, word: Reg, byte: int, less: int) -> None:
     b.op("add.rn.f16x2", out, out, constant(b, f"less_half_{less}", pair_of_f16(-1024 - less)))
 
 
+def nibbles_to_f16(b: Builder, out: Sequence[Reg], word: Reg, less: Sequence[Reg]) -> None:
+    """A chunk's nibbles as an A fragment in f16, even columns of a lane before odd ones, exactly, plus `less`, which
+    hold −1024 − n (row g) and −64 − n (row g + 8) twice.
+
+    0x6400 with a nibble in its lower bits is 1024 + code, with one above these 1024 + 16 · code.
+    """
+    shifted, sixteenth = convert.scratch(b, "odd_nibbles", "b32"), constant(b, "sixteenth_pair", pair_of_f16(1 / 16))
+    for odd in (0, 1):
+        if odd:
+            word = b.op("shr.u32", shifted, word, 8)
+        for half, mask in enumerate((0x000F000F, 0x00F000F0)):
+            register = out[2 * odd + half]
+            b.op("and.b32", register, word, mask)
+            b.op("or.b32", register, register, 0x64006400)
+            if half:
+                b.op("fma.rn.f16x2", register, register, sixteenth, less[half])
+            else:
+                b.op("add.rn.f16x2", register, register, less[half])
+
+
+def signed_to_f16(b: Builder, out: Sequence[Reg], words: Sequence[Reg]) -> None:
+    """Signed bytes of two words, of rows g and g + 8, as such a fragment, exactly: 0x6400 with a byte whose sign is
+    turned is 1024 + 128 + code."""
+    shifted, less = convert.scratch(b, "odd_bytes", "b32"), constant(b, "less_1152", pair_of_f16(-1152))
+    for half, word in enumerate(words):
+        for odd in (0, 1):
+            register = out[2 * odd + half]
+            b.op("and.b32", register, b.op("shr.u32", shifted, word, 8) if odd else word, 0x00FF00FF)
+            b.op("xor.b32", register, register, 0x64806480)
+            b.op("add.rn.f16x2", register, register, less)
+
+
 def constant(b: Builder, name: str, bits: int) -> Reg:
     """A register that holds a constant from its first use on."""
     known = b.known(name)
@@ -98,6 +130,19 @@ def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> R
         word = out
     b.op("and.b32", out, word, 0x0F0F0F0F)
     return out
+
+
+def add_fifth(b: Builder, code: Reg, word: Reg, chunk: int, half: int, tile_k: int) -> None:
+    """To bytes of four bits, their fifth, as `pack_fifth` leaves them."""
+    bits = convert.scratch(b, "fifth_bits", "b32")
+    at = chunk % 4 + 4 * half - 4 if tile_k > 32 else 4 * chunk + 8 * half
+    if at:
+        b.op("shl.b32" if at < 0 else "shr.u32", bits, word, abs(at))
+    if tile_k == 32:  # bits 0 … 3 to bits 4, 12, 20, 28: no two terms of the product meet
+        b.op("and.b32", bits, bits if at else word, 0xF)
+        b.op("mul.lo.u32", bits, bits, 0x02040810)
+    b.op("and.b32", bits, bits if at or tile_k == 32 else word, 0x10101010)
+    b.op("or.b32", code, code, bits)
 
 
 def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:

@@ -59,6 +59,41 @@ def nibble_pieces(tile_k: int) -> tuple[Piece, ...]:
     return tuple(Piece(128 * words * p, 4 * words, words=words) for p in range(tile_k // 16 // words))
 
 
+def pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
+    """Fifth bits of codes `[rows, cols]`: 64 columns p at lane·tile_k/16 + p·4, a word; of its byte b, bits 0 … 3 are
+    row g in chunks 4p … 4p + 3, column 4t + b; bits 4 … 7 row g + 8. In a tile of 32 columns half a word: of its nibble
+    i + 2 · half, bit b is column 4t + b of chunk i."""
+    shifts, dtype = _fifth_shifts(tile_k)
+    fragments = to_fragments(bits.astype(dtype), tile_k)  # [record, tile, chunk, g, t, half, 4]
+    split = fragments.reshape(*fragments.shape[:2], -1, len(shifts), *fragments.shape[3:])
+    packed = np.bitwise_or.reduce(split << shifts, (3, 6, 7))  # [record, tile, p, g, t]
+    return np.asarray(packed.transpose(0, 1, 3, 4, 2))
+
+
+def unpack_fifth(tiles: np.ndarray, at: int, tile_k: int, rows: int, cols: int) -> np.ndarray:
+    """The inverse of `pack_fifth`, from tiles that have them at `at`."""
+    shifts, dtype = _fifth_shifts(tile_k)
+    chunks = tile_k // 16
+    packed = cut(tiles, at, dtype, 8, 4, chunks // len(shifts)).transpose(0, 1, 4, 2, 3)
+    split = packed[:, :, :, None, :, :, None, None] >> shifts & dtype(1)
+    return from_fragments(split.reshape(*split.shape[:2], chunks, *split.shape[4:]).astype(np.uint8), rows, cols)
+
+
+def _fifth_shifts(tile_k: int) -> tuple[np.ndarray, type]:
+    """Where the fifth bits of a word, or of half of one, lie in it, `[chunk, 1, 1, half, column]`; and its type."""
+    chunk, half, column = np.ogrid[: min(4, tile_k // 16), :2, :4]
+    dtype, at = (
+        (np.uint32, 8 * column + chunk + 4 * half) if tile_k > 32 else (np.uint16, column + 4 * chunk + 8 * half)
+    )
+    return at[:, None, None].astype(dtype), dtype
+
+
+def fifth_pieces(at: int, tile_k: int) -> tuple[Piece, ...]:
+    """What a lane reads of the fifth bits of a tile, which are at `at`."""
+    words = max(1, tile_k // 64)
+    return (Piece(at, tile_k // 16, words=words, half=tile_k < 64),)
+
+
 def sides(at: int, nbytes: int, tile_k: int) -> tuple[Piece, ...]:
     """What lane t reads of `nbytes` for each block of 32 columns of its rows, of those that it has the sums of: blocks
     t div 2 and, in a tile of 128 columns, two further on."""

@@ -50,6 +50,7 @@ class E4m3(WeightFormat):
     """e4m3, scales `per` "tensor", "channel" or "block"."""
 
     per: str = "tensor"
+    integer_digits = 1
 
     def trailer_bytes(self, cols: int) -> int:
         return {"tensor": 16, "channel": 4 * TILE_ROWS, "block": -(-4 * self.tiles(cols) // 16) * 16}[self.per]
@@ -156,6 +157,24 @@ class E4m3(WeightFormat):
                 b.op("and.b32", register, register, 0x3F803F80)
                 b.op("or.b32", register, register, sign)
         return out
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        """No integers, but numbers that f16 has: sign and magnitude where it has them, 2^-8 of the value."""
+        sign, shifted = convert.scratch(b, "a_sign", "b32"), convert.scratch(b, "even_bytes", "b32")
+        for half in (0, 1):
+            word = words[2 * chunk + half]
+            for odd in (0, 1):
+                register, own = out[0][2 * odd + half], word if odd else b.op("shl.b32", shifted, word, 8)
+                b.op("and.b32", sign, own, 0x80008000)
+                b.op("shr.u32", register, own, 1)
+                b.op("and.b32", register, register, 0x3F803F80)
+                b.op("or.b32", register, register, sign)
+
+    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        units, less = self.scales(b, words, chunk)
+        for unit in units:
+            b.op("mul.f32", unit, unit, 256.0)
+        return units, less
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

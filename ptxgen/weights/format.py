@@ -251,18 +251,24 @@ class WeightFormat(ABC):
 
     # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.integers` -----------------------
 
-    integer_digits: ClassVar[int] = 0  # f16 numbers that add up to a code times its integer scale; 0: unknown
+    # f16 numbers that add up to a code times its integer scale, or to a code where that has none; 0: unknown
+    integer_digits: ClassVar[int] = 0
     has_mins: ClassVar[bool] = False  # whether every 32 columns have an integer that is subtracted
 
     @property
     def integer_pieces(self) -> tuple[Piece, ...]:
-        """What a lane reads of a tile of 256 columns."""
+        """What a lane reads of a tile."""
         return self.pieces
 
+    @property
+    def integer_chunks(self) -> int:
+        """Chunks whose products of `integers` have one unit."""
+        return self.chunks if self.span else self.scale_chunks
+
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        """The codes of a chunk times their integer scales as A fragments of `mma.m16n8k16` in f16, whose sum they are;
-        with fewer than `integer_digits` rounded. Columns 2t and 2t + 1 are columns 4t and 4t + 2 of the chunk, 2t + 8
-        and 2t + 9 those after them; called in order."""
+        """The codes of a chunk, times their integer scales where they have such, as A fragments of `mma.m16n8k16` in
+        f16, whose sum they are; with fewer than `integer_digits` rounded. Columns 2t and 2t + 1 are columns 4t and
+        4t + 2 of the chunk, 2t + 8 and 2t + 9 those after them; called in order."""
         raise NotImplementedError(self.name)
 
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
@@ -270,10 +276,10 @@ class WeightFormat(ABC):
         2t + 8 and 2t + 9 are."""
         raise NotImplementedError(self.name)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        """What a tile's products of `integers` are multiplied with in rows g and g + 8, and those of `min_integers`,
-        () where there are no mins."""
-        raise NotImplementedError(self.name)
+    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """What products of `integers` of the `integer_chunks` from a chunk on are multiplied with in rows g and g + 8,
+        and those of `min_integers`, () where there are no mins."""
+        return self.scales(b, words, chunk)
 
 
 class ByteCodes(WeightFormat):

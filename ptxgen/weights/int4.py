@@ -24,8 +24,10 @@ from ptxgen.weights.bits import (
     halves_to_f32,
     low_nibbles,
     nibble_fragment,
+    nibbles_to_f16,
     pair,
     pair_of_bf16,
+    pair_of_f16,
     scaled_pair,
 )
 from ptxgen.weights.blocks import in_blocks, nibble_pieces, pack_nibbles, ratio, sides, unpack_nibbles
@@ -126,6 +128,18 @@ class Int4(WeightFormat):
         if chunk % per_group == 0:
             halves_to_f32(b, upper, lower, words[self.chunks + chunk // per_group])
         return (upper, lower), ()
+
+    integer_digits = 1
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        less, per_group = convert.scratch_array(b, "less_zero", "b32", 2).regs, self.block_cols // 16
+        if chunk % per_group == 0:  # −1024 − zero, twice
+            for half, register in enumerate(less):
+                at = 2 * (chunk // per_group) + half
+                word, byte = words[self.chunks + self.groups + at // 4], at % 4
+                b.op("prmt.b32", register, word, 0xE4E4E4E4, 0x4040 | byte << 8 | byte)
+            b.op("add.rn.f16x2", less[1], less[1], constant(b, "pair_960", pair_of_f16(960)))
+        nibbles_to_f16(b, out[0], words[chunk], less)
 
     byte_type = "u8"
     x_sum_factor = -1.0

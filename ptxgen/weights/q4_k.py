@@ -187,7 +187,7 @@ class Q4K(ByteCodes):
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_block_mins(b, *words[24:])
 
-    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return block_factors(b, words[22:24], INTEGER_UNITS)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:

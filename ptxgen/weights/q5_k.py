@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.idioms import convert
 from ptxgen.weights import q4_k
-from ptxgen.weights.bits import fragment, low_nibbles
+from ptxgen.weights.bits import add_fifth, fragment, low_nibbles
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
     join_scales,
+    pack_fifth,
     pack_nibbles,
     raw_blocks,
     split_scales,
+    unpack_fifth,
     unpack_nibbles,
     whole_blocks,
 )
 from ptxgen.weights.format import ByteCodes, Piece, Source
-from ptxgen.weights.order import cut, from_fragments, join, to_fragments
+from ptxgen.weights.order import join
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -51,13 +52,13 @@ class Q5K(ByteCodes):
         self.check(rows, cols)
         codes, *rest = self._fields(source, rows, cols)
         flat = codes.reshape(rows, cols)
-        parts = [pack_nibbles(flat & 15, self.tile_k), _pack_fifth(flat >> 4, self.tile_k), *q4_k.pack_mins(*rest)]
+        parts = [pack_nibbles(flat & 15, self.tile_k), pack_fifth(flat >> 4, self.tile_k), *q4_k.pack_mins(*rest)]
         return join(parts).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
         tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
         codes = in_blocks(unpack_nibbles(tiles, self.tile_k, rows, cols), BLOCK)
-        fifth = in_blocks(_unpack_fifth(tiles, rows, cols), BLOCK)
+        fifth = in_blocks(unpack_fifth(tiles, 2048, self.tile_k, rows, cols), BLOCK)
         scales, mins, blocks = q4_k.unpack_mins(tiles, 2560, rows, cols // BLOCK)
         high = _high_bytes(fifth)
         return {"blocks": whole_blocks(blocks, join_scales(scales, mins), high, q4_k.bytes_of(codes))}
@@ -83,11 +84,8 @@ class Q5K(ByteCodes):
         return 2
 
     def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
-        code, fifth = low_nibbles(b, words[chunk], half), convert.scratch(b, "fifth_bits", "b32")
-        b.op("shr.u32", fifth, words[16 + chunk // 4], chunk % 4 + 4 * half)
-        b.op("and.b32", fifth, fifth, 0x01010101)
-        b.op("shl.b32", fifth, fifth, 4)
-        b.op("or.b32", code, code, fifth)
+        code = low_nibbles(b, words[chunk], half)
+        add_fifth(b, code, words[16 + chunk // 4], chunk, half, self.tile_k)
         return code
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
@@ -107,7 +105,7 @@ class Q5K(ByteCodes):
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return q4_k.sub_block_mins(b, *words[28:])
 
-    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
@@ -146,21 +144,6 @@ def _high_bytes(fifth: np.ndarray) -> np.ndarray:
     """Fifth bits `[rows, blocks, 256]` as the 32 bytes of raw blocks: bit s of byte l is column 32s + l."""
     split = fifth.reshape(*fifth.shape[:2], 8, 32)
     return np.asarray(np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8))
-
-
-def _pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
-    fragments = to_fragments(bits.astype(np.uint8), tile_k)  # [record, tile, chunk, g, t, half, 4]
-    split = fragments.reshape(*fragments.shape[:2], 4, 4, *fragments.shape[3:])  # [… p, i, g, t, half, 4]
-    shift = (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint8).reshape(4, 1, 1, 2, 1)
-    packed = np.bitwise_or.reduce(split << shift, (3, 6)).astype(np.uint8)  # [record, tile, p, g, t, 4]
-    return np.asarray(packed.transpose(0, 1, 3, 4, 2, 5))
-
-
-def _unpack_fifth(tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    packed = cut(tiles, 2048, np.uint8, 8, 4, 4, 4).transpose(0, 1, 4, 2, 3, 5)  # [record, tile, p, g, t, 4]
-    shift = (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint8).reshape(4, 1, 1, 2, 1)
-    split = packed[:, :, :, None, :, :, None, :] >> shift & 1
-    return from_fragments(split.reshape(*split.shape[:2], 16, *split.shape[4:]), rows, cols)
 
 
 FORMATS = (

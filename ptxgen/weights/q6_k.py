@@ -141,7 +141,7 @@ class Q6K(ByteCodes):
                     b.op("neg.f16x2", minus, rounded)
                     b.op("fma.rn.f16x2", out[1][2 * i + half], register, factor, minus)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         scales = pair(b, "block_scale")
         halves_to_f32(b, *scales, words[32])
         return scales, ()

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.bits import bytes_to_f32, fragment, halves_to_f32, pair, scaled_pair, signed_to_bf16
+from ptxgen.weights.bits import (
+    bytes_to_f32,
+    fragment,
+    halves_to_f32,
+    pair,
+    scaled_pair,
+    signed_to_bf16,
+    signed_to_f16,
+)
 from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, sides, whole_blocks
 from ptxgen.weights.e4m3 import BYTES, pack_bytes, unpack_bytes
 from ptxgen.weights.format import Piece, Source, WeightFormat
@@ -29,7 +37,7 @@ BLOCK_BYTES = 34
 class Q8_0(WeightFormat):
     """Signed bytes, an f16 scale for 32 columns."""
 
-    byte_type = "s8"
+    byte_type, integer_digits = "s8", 1
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -79,6 +87,9 @@ class Q8_0(WeightFormat):
         if chunk % 2 == 0:
             halves_to_f32(b, upper, lower, words[2 * self.chunks + chunk // 2])
         return (upper, lower), ()
+
+    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        signed_to_f16(b, out[0], words[2 * chunk : 2 * chunk + 2])
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:

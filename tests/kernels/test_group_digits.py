@@ -52,6 +52,7 @@ def test_every_format(name: str, precision: str, fields: dict[str, Any]) -> None
         (8, {"n": 70, "k": 8960, "split": 4, "residual": True, "programmatic": True}),  # 35 tiles: one is spare
         (8, {"n": 70, "k": 2304, "split": 4, "weights": "e4m3_block"}),  # 18 tiles: two are spare
         (5, {"n": 128, "k": 1536, "norm": "rms", "eps": 0.1, "weights": "q4_0"}),
+        (6, {"n": 72, "k": 768, "bias": True, "weights": "q5_0"}),
     ],
     ids=str,
 )

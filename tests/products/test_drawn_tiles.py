@@ -43,7 +43,7 @@ def sharing_k(rng: random.Random, turn: int) -> Fields:
              "evict_first": rng.random() < 0.3, "programmatic": rng.random() < 0.5,
              "indirect": rng.random() < 0.3}  # fmt: skip
     if turn % 3 == 2:
-        integers = rng.choice(("q4_k", "q5_k", "q6_k"))
+        integers = rng.choice(("q4_k", "q5_k", "q6_k", "q8_0", "int4_g128", "e4m3_channel"))
         more = {"weights": integers, "x_dtype": "f16", "by_row": True, "precision": rng.choice(("fast", "exact"))}
         return plain | more | {"tile_rows": 256, "k": 1024}
     weights = rng.choice(("bf16", "f16", "q8_0", "e4m3"))

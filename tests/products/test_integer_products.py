@@ -1,4 +1,4 @@
-"""PackTokens and PackedGemm in units of rows: K formats as integers, digits of f16, sums of x, against float64."""
+"""PackTokens and PackedGemm in units of rows: codes as numbers of f16, digits of f16, sums of x, against float64."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import pytest
 
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
-from ptxgen.dtypes import f16
+from ptxgen.dtypes import e4m3, f16
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import INTEGERS
 from ptxgen.products.wgmma import geometry, shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.weights import weight_format
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import EXACT, WHERE, tried
 
+CODES = [name for name in INTEGERS if not weight_format(name).span]
 ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
 
 
@@ -121,6 +123,49 @@ def test_tiles_and_the_rings_turns(mode: str, rows: int, fields: dict[str, Any])
     tried(product(**fields), mode, rows, 4e-3 if "out_dtype" in fields else EXACT)
 
 
+@pytest.mark.parametrize("name", CODES)
+def test_every_code_is_itself(name: str) -> None:
+    """A row of x with a single power of two gives a column of the weights, as f32 multiplies codes and scales."""
+    kind, n, k = weight_format(name), 64, 256
+    rng = np.random.default_rng(2)
+    source = kind.quantise(rng.standard_normal((n, k), np.float32))
+    scales = rng.uniform(0.5, 2, 1 << 12).astype(np.float16)
+    if name.startswith("int4"):
+        groups = k // kind.block_cols
+        zeros = (np.arange(n * groups) % 17).astype(np.uint8).reshape(n, groups)
+        qweight = rng.integers(0, 16, (n, k), np.uint8)
+        source = {"qweight": qweight, "scales": scales[: n * groups].reshape(n, groups), "zeros": zeros}
+    elif name.startswith("e4m3"):
+        codes = np.arange(256, dtype=np.uint8)
+        codes = np.tile(codes[(codes & 127) != 127], -(-n * k // 254))[: n * k]
+        source["weight"] = rng.permutation(codes).reshape(n, k).view(e4m3.numpy)
+    else:
+        blocks = rng.integers(0, 256, source["blocks"].shape, np.uint8)
+        each = blocks.reshape(n, k // 32, -1)
+        each[..., :2] = scales[: n * k // 32].reshape(n, -1, 1).view(np.uint8)
+        source = {"blocks": blocks}
+    weight = kind.pack(source, n, k)
+    values = kind.dequantise(source, n, k)
+    for first in range(0, k, 64):
+        x = np.zeros((64, k), np.float32)
+        x[np.arange(64), first + np.arange(64)] = 2.0 ** np.arange(-32, 32)
+        packed, units, _ = tokens.pack_by_row(x, 64, 2)
+        given = {"x": packed, "x_scales": units, "weight": weight.reshape(kind.records(n), -1)}
+        found = trial(product(n=n, k=k, weights=name, tokens=64), CpuDevice(), target=WHERE, rows=64, arguments=given)
+        wanted = values[:, first : first + 64].T * (2.0 ** np.arange(-32, 32, dtype=np.float32))[:, None]
+        assert np.array_equal(found.outputs["out"], wanted), first
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("name", CODES)
+def test_narrow_tiles(mode: str, name: str) -> None:
+    """Of 64 columns, where wider ones would be empty in part; and groups of 128 in tiles of one."""
+    k = 384 if name == "int4_g128" else 320
+    spec = product(n=100, k=k, weights=name, tokens=32, residual=True)
+    assert spec.kind.tile_k == (128 if name == "int4_g128" else 64)
+    tried(spec, mode, 33, EXACT)
+
+
 GATED = {"gated": True, "activation": "silu"}
 
 
@@ -132,6 +177,11 @@ GATED = {"gated": True, "activation": "silu"}
         (32, {"tokens": 32, "stream": True, "tile_rows": 64, "residual": True, "programmatic": True}),
         (40, {"tokens": 32, "stream": True, "tile_rows": 256, "programmatic": True, **GATED}),
         (30, {"tokens": 32, "tile_rows": 256, **GATED}),
+        (31, {"weights": "q8_0", "tokens": 32, "stream": True, "tile_rows": 192, "programmatic": True, **GATED}),
+        (33, {"weights": "int4_g128", "tokens": 32, "stream": True, "tile_rows": 128, "residual": True}),
+        (17, {"weights": "e4m3_block", "tokens": 32, "stream": True, "tile_rows": 192, **GATED}),
+        (15, {"weights": "q4_0", "tokens": 16, "split": 4, "tile_rows": 64, "programmatic": True}),
+        (64, {"weights": "int4_g32", "tokens": 64, "split": 2, "tile_rows": 64, "indirect": True}),
         (33, {"tokens": 32, "tile_rows": 64, "precision": "fast", **GATED}),
         (19, {"tokens": 16, "tile_rows": 64, "split": 2, **GATED}),
         (9, {"tokens": 8, "stream": True, "tile_rows": 192, "indirect": True, "programmatic": True}),
@@ -175,7 +225,7 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"weights": "q8_0"}, r"by_row: is for q4_k, q5_k, q6_k \(got weights='q8_0'"),
+        ({"weights": "bf16"}, r"by_row: is for .*q4_k.* \(got weights='bf16'"),
         ({"tokens": 128}, r"by_row: is for at most 64 tokens \(got tokens=128"),
         (
             {"tile_rows": 192, "tokens": 64},

@@ -31,7 +31,8 @@ def test_every_format_rounded_once(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "k"),
-    [("e4m3_block", 192), ("e4m3_channel", 192), ("q8_0", 192), ("q4_0", 576), ("int4_g32", 192), ("int4_g64", 192),
+    [("e4m3_block", 192), ("e4m3_channel", 192), ("q8_0", 192), ("q4_0", 576), ("q5_0", 576), ("q5_1", 192),
+     ("int4_g32", 192), ("int4_g64", 192),
      ("int4_g128", 384)],
 )  # fmt: skip
 def test_narrow_tiles(name: str, k: int) -> None:

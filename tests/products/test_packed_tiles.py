@@ -308,7 +308,7 @@ def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -
 
 @pytest.mark.parametrize("rows", [1, 9, 33, 64])
 @pytest.mark.parametrize(
-    "weights", ["q8_0", "q4_0", "int4_g32", "int4_g128", "e4m3", "e4m3_channel", "e4m3_block", "q6_k"]
+    "weights", ["q8_0", "q4_0", "q5_0", "q4_1", "int4_g32", "int4_g128", "e4m3", "e4m3_channel", "e4m3_block", "q6_k"]
 )
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (8, 4096), (151936, 256), (130, 128000)])
 def test_few_tokens_have_a_tile_of_converted_weights(n: int, k: int, weights: str, rows: int) -> None:

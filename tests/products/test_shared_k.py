@@ -113,7 +113,9 @@ def test_x_comes_first_where_a_row_says_so_and_nothing_is_waited_for(fields: dic
 
 
 @needs_assembler
-@pytest.mark.parametrize("weights", ["q4_k", "q5_k", "q8_0", "q4_0", "int4_g128", "e4m3_block", "bf16", "f16"])
+@pytest.mark.parametrize(
+    "weights", ["q4_k", "q5_k", "q8_0", "q4_0", "q5_0", "q5_1", "int4_g128", "e4m3_block", "bf16", "f16"]
+)
 @pytest.mark.parametrize("norm", ["", "rms"])
 def test_no_spills(weights: str, norm: str) -> None:
     for choice in (ProductChoice(6, 2, 264, 2), ProductChoice(16, 1, 264, 2), ProductChoice(8, 3, 528, 4)):

@@ -15,6 +15,7 @@ from tests.support.marks import needs_assembler
 GATED = {"gated": True, "activation": "silu", "programmatic": True}
 BYTES = {"x_dtype": "e4m3"}
 INTEGERS = {"x_dtype": "f16", "by_row": True}
+CODES = ("int4_g128", "int4_g32", "q4_0", "q8_0", "e4m3_channel", "e4m3_block")
 # weights, precision, outputs and inputs, rows, more: gate and up of models of 1 to 70 billion weights, and others
 CASES: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
     *(("bf16", "fast", n, k, rows, GATED) for n, k in ((14336, 4096), (8960, 1536)) for rows in (128, 512, 2048)),
@@ -34,6 +35,8 @@ CASES: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
     *(("q4_k", "fast", 6144, 2048, rows, {**GATED, **INTEGERS}) for rows in (16, 32)),
     ("q4_k", "exact", 14336, 4096, 32, {**GATED, **INTEGERS}),
     ("q6_k", "exact", 4096, 14336, 32, INTEGERS),
+    *((name, "exact", 14336, 4096, rows, {**GATED, **INTEGERS}) for name in CODES for rows in (16, 32)),
+    *((name, "exact", 4096, 14336, 32, {**INTEGERS, "programmatic": True}) for name in CODES),
     *(("e4m3_channel", "fast", 14336, 4096, rows, {**GATED, **BYTES}) for rows in (128, 512, 2048)),
     ("e4m3", "fast", 8960, 1536, 128, {**GATED, **BYTES, "out_dtype": "bf16"}),
     ("e4m3_channel", "fast", 8960, 1536, 64, {**GATED, **BYTES, "promoted": True}),

@@ -11,8 +11,26 @@ from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.order import interleave, separate
 
 NAMES = tuple(weight_formats())
-GGUF = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
-BLOCK_BYTES = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210)}
+GGUF = {
+    "q8_0": "Q8_0",
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+    "q5_0": "Q5_0",
+    "q5_1": "Q5_1",
+    "q4_k": "Q4_K",
+    "q5_k": "Q5_K",
+    "q6_k": "Q6_K",
+}
+BLOCK_BYTES = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
 NARROW = tuple((name, each.tile_k) for name in NAMES for each in weight_format(name).narrow)
 SHAPES = ((1, 256), (16, 512), (37, 768), (130, 256), (300, 1280))
 
@@ -21,7 +39,13 @@ def random_blocks(name: str, rows: int, cols: int, seed: int = 0) -> np.ndarray:
     """Raw blocks of random bits, their f16 scales finite."""
     size, nbytes = BLOCK_BYTES[name]
     blocks = np.random.default_rng(seed).integers(0, 256, (rows, cols // size, nbytes), np.uint8)
-    scales = {"q6_k": slice(208, 210), "q4_k": slice(0, 4), "q5_k": slice(0, 4)}.get(name, slice(0, 2))
+    scales = {
+        "q6_k": slice(208, 210),
+        "q4_k": slice(0, 4),
+        "q5_k": slice(0, 4),
+        "q4_1": slice(0, 4),
+        "q5_1": slice(0, 4),
+    }.get(name, slice(0, 2))
     values = np.random.default_rng(seed).standard_normal((rows, cols // size, (scales.stop - scales.start) // 2))
     blocks[:, :, scales] = values.astype(np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
@@ -35,8 +59,8 @@ def source_of(name: str, rows: int, cols: int) -> dict[str, np.ndarray]:
 
 def test_the_formats_that_there_are() -> None:
     assert set(NAMES) == {
-        "f32", "f16", "bf16", "e4m3", "e4m3_channel", "e4m3_block", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k",
-        "int4_g32", "int4_g64", "int4_g128",
+        "f32", "f16", "bf16", "e4m3", "e4m3_channel", "e4m3_block", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1",
+        "q4_k", "q5_k", "q6_k", "int4_g32", "int4_g64", "int4_g128",
     }  # fmt: skip
 
 
@@ -103,8 +127,8 @@ def test_e4m3_is_that_of_ml_dtypes_times_its_scale(name: str) -> None:
 
 # Largest error of a value over the largest of its block, in a normal matrix.
 ROUNDING = {"f32": 0, "f16": 5e-4, "bf16": 4e-3, "e4m3": 0.04, "e4m3_channel": 0.04, "e4m3_block": 0.04, "q8_0": 0.005,
-            "q4_0": 0.13, "q4_k": 0.08, "q5_k": 0.05, "q6_k": 0.03, "int4_g32": 0.07, "int4_g64": 0.07,
-            "int4_g128": 0.07}  # fmt: skip
+            "q4_0": 0.13, "q4_1": 0.07, "q5_0": 0.065, "q5_1": 0.035, "q4_k": 0.08, "q5_k": 0.05, "q6_k": 0.03,
+            "int4_g32": 0.07, "int4_g64": 0.07, "int4_g128": 0.07}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

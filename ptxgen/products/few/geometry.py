@@ -14,7 +14,7 @@ from ptxgen.weights.format import CHUNK
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
-GROUPED = ("int4_g32", "int4_g64", "int4_g128", "q8_0", "q4_0", "e4m3", "e4m3_channel", "e4m3_block")
+GROUPED = ("int4_g32", "int4_g64", "int4_g128", "q8_0", "q4_0", "q5_0", "e4m3", "e4m3_channel", "e4m3_block")
 FORMATS = ("bf16", *GROUPED)  # that have no other digits
 SHAPE = Shape(16, 5)
 # Of formats with spans: of many words a lane and a tile; of few the first that has fewer turns than the ones after it.

@@ -87,7 +87,7 @@ RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
 CONVERTED = {
     "e4m3": ("e4m3", "e4m3_channel", "e4m3_block"),
     "signed": ("q8_0",),
-    "nibbles": ("int4_g32", "int4_g64", "int4_g128", "q4_0"),
+    "nibbles": ("int4_g32", "int4_g64", "int4_g128", "q4_0", "q4_1", "q5_0", "q5_1"),
     "k_quants": ("q4_k", "q5_k", "q6_k"),
 }
 TILE = frozenset({"tile_rows", "split", "share", "stream", "carried", "slices"})  # fields of a tile, but for tokens

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.refusals import of_carried
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
+from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -148,6 +148,7 @@ def _pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fac
         promoted = UNIFORM_SHARED
     if spec.by_row:
         more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
+        more |= spec.digits > 1 and tokens > FEW_TOKENS  # else some texts of two blocks of rows spill
         promoted = tokens * (spec.digits + more), 1, 2
     return promoted
 

@@ -1,9 +1,10 @@
-"""Tokens as f16 in units of their rows, weights as integers: codes times scales, which f16 holds exactly.
+"""Tokens as f16 in units of their rows, weights as codes, of K formats times their scales: f16 holds both exactly.
 
-A block's factor is taken out of the sums of its 256 columns, as is what its mins subtract: they are multiplied with the
-sums of every 32 columns of x, which lie beside the tokens. All digits of x are tokens of one product. What a weight's
-second number adds, it adds with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole.
-The weights of the next block of rows in a stage are converted while the last products of a block run.
+A block's factor is taken out of the sums of its columns (256 of K formats, else those of a scale, or of a tile where a
+scale has more), as is what the mins of K formats subtract: they are multiplied with the sums of every 32 columns of x,
+which lie beside the tokens. All digits of x are tokens of one product. What a weight's second number adds, it adds with
+the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage are
+converted while the last products of a block run.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class IntegerMultiplier(ScaledMultiplier):
         b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
         for index, chunk in enumerate(part.chunks):
-            self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=chunk == 0)
+            fresh = chunk % kind.integer_chunks == 0
+            self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=fresh)
         if self.min_sums is not None and mins:
             self._describe_sums(part.tile)
             b.op(self.of_tokens, self.min_sums.regs, tuple(mins), self.descriptor, 0, 1, 1, 0)
@@ -100,7 +102,7 @@ class IntegerMultiplier(ScaledMultiplier):
             self._read_words(part)
 
     def _multiply(self, fragments: Sequence[Sequence[Reg]], place: int, *, fresh: bool) -> None:
-        """A chunk's products; the first ones of a tile begin its sums."""
+        """A chunk's products; the first ones of a unit begin its sums."""
         b, each = self.b, self.at.tokens // 2
         for digit in range(0, self.spec.digits, self.together):
             self._describe(place + digit * self.at.tokens * ROW_BYTES)
@@ -127,12 +129,14 @@ class IntegerMultiplier(ScaledMultiplier):
             b.op("or.b32", low, low, self.at.tokens * SUM_ROW >> 4 << 16)
 
     def _ends(self, part: Part) -> bool:
-        return part.chunks[-1] + 1 == self.spec.chunks
+        """Whether the chunks of a unit end with the part."""
+        return (part.chunks[-1] + 1) % self.kind.integer_chunks == 0
 
     def _wait(self, part: Part) -> None:
         b = self.b
         if self._ends(part):
-            self.scales, self.less = self.kind.integer_units(b, self.words)
+            first = part.chunks[-1] + 1 - self.kind.integer_chunks
+            self.scales, self.less = self.kind.integer_units(b, self.words, first)
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part
@@ -142,11 +146,11 @@ class IntegerMultiplier(ScaledMultiplier):
             b.op("wgmma.wait_group.sync.aligned", 1)
 
     def _promote(self, part: Part) -> None:
-        """The sums of a tile and block of rows, times its factors, to the totals."""
+        """The sums of a unit and block of rows, times its factors, to the totals."""
         b, count, scales, less = self.b, self.at.tokens // 2, self.scales, self.less
         self.pending = None
         b.op("wgmma.wait_group.sync.aligned", 0)
-        b.note("the sums of the tile, times its factors, to the totals", after=RUN)
+        b.note("the sums so far, times their factors, to the totals", after=RUN)
         for i, total in enumerate(self.sums[part.block]):
             value, half = self.shorts[i], i % 4 // 2
             for digit in range(1, self.spec.digits):

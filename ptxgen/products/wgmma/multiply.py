@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
 PER_CHUNK = 4  # registers of A
-CENTRES = {"q4_k": 8, "q5_k": 16}  # of codes with a min: a min is near its scale times this, so that their difference
-# loses little as a bf16 number
+# of codes with a min: a min is near its scale times this, so that their difference loses little as a bf16 number
+CENTRES = {"q4_k": 8, "q5_k": 16, "q4_1": 8, "q5_1": 16}
 SHORT = 4  # chunks that tensor cores add up where sums are to be exact
 
 

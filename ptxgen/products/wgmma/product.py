@@ -82,8 +82,8 @@ class PackedProduct(Weighted):
     by_row: bool = field(
         default=False,
         later=True,
-        draws=lambda drawn: (False, drawn.get("weights") in ("q4_k", "q5_k", "q6_k")),
-        doc="f16: x is in units of its rows, products are those of integers",
+        draws=lambda drawn: (False, drawn.get("weights") in ("q4_k", "q5_k", "q6_k", "q8_0", "int4_g128", "e4m3")),
+        doc="f16: x is in units of its rows, products are those of codes",
     )
     promoted: bool = field(
         default=False,

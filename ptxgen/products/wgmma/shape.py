@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,19 @@ INTEGER_TILES = (
 # of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
 # four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
+# the same of formats that are no K-quants, exact: tokens to, matrices, rows to, columns from. Clusters of four do not
+# find room at once where there are more than 30, those of three do up to 38.
+CODE_TILES = (
+    (32, 2, 1 << 20, 1, 192, 1, True),
+    (32, 1, 1536, 4096, 64, 8, False),
+    (64, 1, 1920, 1024, 64, 4, False),
+    (64, 1, 2432, 1024, 64, 3, False),
+    (64, 1, 2560, 1024, 64, 4, False),
+    (64, 1, 4224, 8192, 128, 1, True),
+    (64, 1, 4224, 1024, 64, 2, False),
+    (16, 1, 8192, 1024, 64, 2, False),
+    (64, 1, 1 << 20, 512, 128, 1, True),
+)
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
@@ -145,19 +159,32 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
 def of_integers(spec: PackedProduct) -> dict[str, Any]:
     """The tile of a product of integers, as fields, where one was measured to be the fastest."""
     rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
+    tiles = _tiles_of_integers(spec, rows) if spec.kind.span else _tiles_of_codes(spec, rows)
+    return dict(zip(("tile_rows", "split", "stream"), next(tiles, ()), strict=False))
+
+
+def _tiles_of_integers(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
         same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
         if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
-            return dict(zip(("tile_rows", "split", "stream"), found, strict=True))
-    return {}
+            yield found[0], found[1], bool(found[2])
+
+
+def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
+    for tokens, parts, most, columns, *found in CODE_TILES:
+        fits = spec.tokens <= tokens and rows <= most and spec.k >= columns
+        if fits and spec.precision == "exact" and parts == spec.parts:
+            yield found[0], found[1], bool(found[2])
 
 
 def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
     """Chunks between two waits of a product of integers: as many as were the fastest and registers have room for."""
     exact = spec.precision == "exact"
-    if exact and groups > MOST_GROUPS:
+    crowded = tokens > FEW_TOKENS and groups > 1 and not spec.kind.span
+    if exact and (groups > MOST_GROUPS or crowded):
         return 1
-    return 2 if (exact and groups == 1) or _held(spec, tokens, blocks) > MOST_HELD else 4
+    most = 2 if (exact and groups == 1) or _held(spec, tokens, blocks) > MOST_HELD else 4
+    return min(most, spec.kind.integer_chunks)
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:

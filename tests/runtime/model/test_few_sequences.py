@@ -7,7 +7,7 @@ import pytest
 
 from ptxgen.models import products
 from ptxgen.models.reference import ReferenceModel
-from ptxgen.runtime import Model
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
@@ -79,6 +79,37 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
         assert [tokens[0] for tokens in found.values()] == want[:1] * slots
     batch.leave(0)  # what a free slot has in its place is written, too
     batch.step()
+
+
+@pytest.mark.parametrize(
+    ("slots", "mode", "format"),
+    [
+        (9, "check", "int4_g128"), (16, "random", "q8_0"), (17, "check", "e4m3_channel"), (31, "check", "q4_0"),
+        (32, "random", "e4m3_block"), (33, "random", "int4_g64"),
+        *(pytest.param(slots, "cuda", name, marks=pytest.mark.gpu)
+          for slots in (9, 16, 17, 31, 32, 33) for name in ("int4_g128", "int4_g32", "q4_0", "q8_0", "e4m3_block")),
+    ],
+)  # fmt: skip
+def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: str) -> None:
+    """Steps of up to 32 exact sequences multiply codes as they are, and have the float64 model's tokens."""
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=1)
+    file = ArrayFile(spec, random_weights(spec), format)
+    device = open_device("cuda") if mode == "cuda" else CpuDevice(mode=mode)
+    batch = Model(file, device, "f32", chunk=1).batch(slots=slots)
+    batch.cache.zero()
+    ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
+    assert [op.spec.by_row for op in ops] == [slots <= products.CODES_TO["exact"]] * 4
+    want = ReferenceModel(spec, file.values()).generate(PROMPT, 3)
+    joined = [batch.join(PROMPT) for _ in range(slots)]
+    found = {slot: [token] for slot, token in joined}
+    for number in range(2):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+        if number == 0:
+            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
+            most = np.abs(logits).max()
+            np.testing.assert_allclose(batch.logits() / most, [logits / most] * slots, rtol=0, atol=CLOSE["exact"])
+    assert found == dict.fromkeys(range(slots), want)
 
 
 @pytest.mark.parametrize("most", [0, 1 << 40])

@@ -14,9 +14,10 @@ from gguf import GGMLQuantizationType as Type
 
 from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
-from ptxgen.runtime import Device, Model
+from ptxgen.runtime import Device, Model, open_device
 from ptxgen.weights import weight_format
 from tests.models.test_checkpoints import packed, write_llama2c
+from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 from tests.support.model_files import ARCHS, write_folder, write_gguf
 from tests.tools.record_families import PROMPT
@@ -44,7 +45,7 @@ def test_a_gguf_file_of_a_family(device: Device, family: str, tmp_path: Path) ->
     check(device, write_gguf(tmp_path / "m.gguf", family))
 
 
-@pytest.mark.parametrize("first", ["q4_k", "q5_k", "q4_0", "f16", "bf16"])
+@pytest.mark.parametrize("first", ["q4_k", "q5_k", "q4_0", "q4_1", "q5_0", "q5_1", "f16", "bf16"])
 def test_a_gguf_file_of_mixed_types(device: Device, first: str, tmp_path: Path) -> None:
     def convert(name: str, values: np.ndarray) -> tuple[np.ndarray, Any]:
         if values.ndim == 1:
@@ -55,6 +56,31 @@ def test_a_gguf_file_of_mixed_types(device: Device, first: str, tmp_path: Path) 
         return np.ascontiguousarray(array), Type[format.upper()]
 
     check(device, write_gguf(tmp_path / "m.gguf", "llama", convert, **SIZES))
+
+
+# As llama.cpp's Q4_K_M has models whose hidden size is no multiple of 256, as Qwen2.5 0.5B's is not.
+NARROW = {"down_proj": "q4_k", "v_proj": "q8_0", "embed_tokens": "q8_0"}
+
+
+@pytest.mark.parametrize(
+    ("slots", "precision"), [(1, "exact"), (3, "exact"), (8, "fast"), (9, "exact"), (17, "fast"), (33, "exact")]
+)
+def test_a_mixture_of_types_for_narrow_rows(slots: int, precision: str) -> None:
+    """Batches in check mode: K-quants, which want 256 columns, beside others."""
+    spec = small_spec("qwen2", hidden_size=160, intermediate_size=512, num_hidden_layers=2, head_dim=32)
+    formats = {name: NARROW.get(name.rpartition(".")[2], "q5_0") for name in spec.tensors()}
+    formats["layers.1.down_proj"] = "q6_k"
+    file = ArrayFile(spec, random_weights(spec), formats=formats)
+    batch = Model(file, open_device("cpu", mode="check"), "f32", chunk=8, precision=precision).batch(slots)
+    batch.cache.zero()  # rows past a length are loaded early
+    joined = dict(batch.join(PROMPT) for _ in range(slots))
+    batch.step()
+    reference = ReferenceModel(spec, file.values())
+    first = int(np.argmax(reference.forward(PROMPT)[-1]))
+    want = reference.forward([first])[-1]
+    assert set(joined.values()) == {first}
+    bound = (CLOSE if precision == "exact" else 3e-2) * np.abs(want).max()
+    np.testing.assert_allclose(batch.logits(), [want] * slots, rtol=0, atol=bound)
 
 
 def quantised(folder: Path, format: str, parts: Any, quantization: dict[str, Any]) -> Path:
