@@ -156,12 +156,8 @@ class PackedGemm(PackedProduct):
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
         dict(
-<<<<<<< HEAD
             n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1,
             programmatic=True,
-=======
-            n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1, programmatic=True
->>>>>>> main
         ),
         dict(n=128, k=768, weights="e4m3_block", tokens=192, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", row_scales=True),
