@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError
+from ptxgen.dtypes import bf16
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
@@ -76,7 +77,7 @@ def chain(
     gain, digits = rng.uniform(0.1, 3.0, n).astype(np.float32), packed.DIGITS[precision]
     fields: dict[str, Any] = {"n": n, "k": n, "tokens": tokens, "precision": precision, "weights": weights, **shape}
     stream, out = device.array(x), device.empty((rows, n), "f32")
-    tiles = packed.pack(u, tokens, fields.get("x_dtype", packed.bf16), digits)
+    tiles = packed.pack(u, tokens, bf16, digits)
     between, gains = device.empty(tiles.shape, "bf16"), device.array(gain)
     arrays: dict[str, Any] = {"x": device.array(tiles), "weight": device.array(given[0]), "out": stream, "n_rows": rows}
     more: dict[str, Any] = {}
@@ -134,6 +135,7 @@ def test_no_row_is_a_size_as_others() -> None:
         ({"tokens": 96, "norm": "rms"}, r"norm: is for at most 64 tokens \(got tokens=96; nearest: norm=''\)"),
         ({"x_dtype": "f16", "norm": "rms"}, r"norm: needs bf16, which has f32's range \(got x_dtype=f16; nearest"),
         ({"stream": True, "norm": "rms"}, r"norm: is for whole tiles \(got stream=True; nearest: stream=False\)"),
+        ({"carried": True, "out_dtype": "bf16", "tokens": 64, "norm": "rms"}, "carried: is for tokens that are normed"),
         ({"norm_out": True, "residual": True, "gated": True, "activation": "silu"}, "norm_out: no product of gate"),
     ],
 )

@@ -49,15 +49,16 @@ def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format:
     want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
     joined = [batch.join(PROMPT) for _ in range(slots - 1)]
     found = {slot: [token] for slot, token in joined}
-    for _ in range(2):
+    for number in range(2):
         for slot, token in batch.step().items():
             found[slot].append(token)
-    logits = ReferenceModel(spec, file.values()).forward([*PROMPT, *want[:2]])[-1]
-    largest = np.abs(logits).max()
-    got = batch.logits()[sorted(found)]
+        if number == 0:
+            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
+            largest = np.abs(logits).max()
+            got = batch.logits()[sorted(found)] / largest
+            np.testing.assert_allclose(got, [logits / largest] * len(found), rtol=0, atol=CLOSE[precision])
     if precision == "exact":
         assert found == dict.fromkeys(found, want[:3])
-        np.testing.assert_allclose(got / largest, [logits / largest] * len(found), rtol=0, atol=CLOSE[precision])
     else:
         assert [tokens[0] for tokens in found.values()] == want[:1] * len(found)
 
