@@ -127,12 +127,12 @@ class Products(Draft):
         kernel, sizes = ("gemv", {}) if one else ("gemm", {"rows": rows})
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
+        if norm and self.is_packed(x):
+            fields |= {"norm": "rms", "eps": self.model.norm_eps}
+            given["squares"] = f"{x}.squares"
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
                 fields |= {"precision": self._rounding, "halves": few.has_spans(weight_format(held.format))}
-            if norm:
-                fields |= {"norm": "rms", "eps": self.model.norm_eps}
-                given["squares"] = f"{x}.squares"
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
