@@ -49,8 +49,7 @@ SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # weight and rows are not long: digits of bytes are faster elsewhere.
 FEW, SOME = 8, 16
 INTEGERS_TO = 32
-# by format, and of others; as far as it was measured
-CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}
+CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}  # by format, and of others
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
 TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
@@ -129,12 +128,12 @@ class Products(Draft):
         kernel, sizes = ("gemv", {}) if one else ("gemm", {"rows": rows})
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
+        if norm and self.is_packed(x):
+            fields |= {"norm": "rms", "eps": self.model.norm_eps}
+            given["squares"] = f"{x}.squares"
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
                 fields |= {"precision": self._rounding, "halves": few.has_spans(weight_format(held.format))}
-            if norm:
-                fields |= {"norm": "rms", "eps": self.model.norm_eps}
-                given["squares"] = f"{x}.squares"
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}

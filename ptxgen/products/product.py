@@ -18,7 +18,7 @@ from ptxgen.kernel import field
 from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products.columns import columns_of
 from ptxgen.products.example import drawn_weight, multiplied, normed
-from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
+from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs, sharing
 from ptxgen.products.weighted import Weighted
 from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
@@ -122,8 +122,11 @@ class Product(Weighted):
         if self.streams(target):
             shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated, self.programmatic)
             choice, since_sm_90 = in_force().product(shape), target.includes_any(("sm_90",))
-            if choice is not None and not (shares_k and since_sm_90):
+            can_share = shares_k and since_sm_90
+            if choice is not None and not can_share:
                 choice = replace(choice, split=1)
+            elif choice is None and can_share and not self.gated:
+                choice = sharing(records, kind, self.k, programmatic=self.programmatic)
             return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)

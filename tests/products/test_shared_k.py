@@ -13,6 +13,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.kernels import Gemv, NextToken, QkvAppend
 from ptxgen.products.geometry import Runs, share_runs
 from ptxgen.runtime import open_device
+from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
 from ptxgen.tuning import ProductChoice, fixed, using
@@ -98,6 +99,55 @@ def test_what_shares_k() -> None:
             max_len=16, head_dim=64, n_heads=4, n_kv_heads=1, k=2048, weights="q4_k", v_weights="q6_k"
         )  # of two products CTAs differ
         assert all(isinstance(at, Runs) and at.split == 1 for at in both.geometries(SM_90))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "weights", "chain", "alone"),
+    [
+        (4096, 14336, "q4_k", (16, 2, 66, 2), None),  # a row of the table has launches alone
+        (2048, 5632, "int4_g128", (16, 1, 66, 2), (8, 2, 66, 2)),
+        (1024, 4096, "q5_k", (8, 1, 64, 2), (8, 1, 64, 2)),
+        (4096, 4096, "q6_k", (16, 1, 66, 2), (8, 2, 66, 2)),
+        (2048, 2048, "q6_k", (8, 1, 128, 1), (8, 1, 128, 1)),
+        (3584, 18944, "q8_0", (16, 2, 66, 2), (8, 3, 132, 2)),
+        (4096, 4096, "e4m3_channel", (16, 3, 132, 1), (8, 3, 132, 2)),
+        (2048, 2048, "bf16", (4, 2, 128, 4), (8, 2, 128, 2)),
+        (1024, 4096, "bf16", (8, 2, 64, 4), (8, 3, 64, 2)),
+        (5120, 5120, "int4_g128", (16, 2, 132, 1), (8, 2, 66, 2)),
+        (5120, 5120, "q8_0", (16, 3, 132, 1), (8, 3, 132, 2)),
+        (1280, 5120, "q8_0", (16, 3, 80, 1), (16, 3, 80, 1)),  # 160 CTAs of 132 multiprocessors
+        (3072, 3072, "q5_k", (16, 1, 66, 2), (12, 2, 132, 1)),
+        (4096, 4096, "f16", (16, 3, 132, 1), (8, 3, 132, 2)),
+        (3584, 18944, "bf16", (16, 2, 66, 2), (8, 3, 132, 2)),
+        (1536, 8960, "q4_k", (12, 2, 96, 1), None),  # 66 clusters would have two records or one
+        (32768, 4096, "q4_k", (16, 2, 132, 1), (16, 2, 132, 1)),  # x is little of what comes
+        (48, 512, "bf16", (8, 1, 3, 1), (8, 1, 3, 1)),
+    ],
+)
+def test_matrices_that_no_row_names_share_k(n: int, k: int, weights: str, chain: Any, alone: Any) -> None:
+    for programmatic, wanted in ((True, chain), (False, alone)):
+        at = Gemv(n, k, weights, programmatic=programmatic).geometry(SM_90)
+        assert isinstance(at, Runs)
+        if wanted is not None:
+            assert (at.warps, at.stages, at.ctas, at.split) == wanted
+        before = Gemv(n, k, weights).geometry(target("sm_80"))
+        gated = Gemv(n, k, weights, gated=True, activation="silu", programmatic=programmatic).geometry(SM_90)
+        assert isinstance(before, Runs)
+        assert isinstance(gated, Runs)
+        assert before.split == gated.split == 1
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(("n", "k", "weights"), [(1056, 2048, "q4_k"), (1040, 1088, "bf16")])
+def test_what_they_make_of_it(mode: str, n: int, k: int, weights: str) -> None:
+    spec = Gemv(n, k, weights, norm="rms", residual=True, programmatic=True)
+    trial(spec, open_device("cpu", mode=mode), target="sm_90").require()
+
+
+@pytest.mark.parametrize("programmatic", [True, False])
+@pytest.mark.parametrize(("n", "k", "weights"), [(1056, 2304, "q4_k"), (2112, 1280, "q8_0"), (1040, 1088, "bf16")])
+def test_they_are_the_same_on_every_device(device: Device, n: int, k: int, weights: str, programmatic: bool) -> None:
+    trial(Gemv(n, k, weights, bias=True, programmatic=programmatic), device, target="sm_90").require()
 
 
 @pytest.mark.parametrize(("fields", "first"), [({}, True), ({"programmatic": True}, False), ({"norm": "rms"}, False)])
