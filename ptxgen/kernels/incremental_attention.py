@@ -12,7 +12,7 @@ from ptxgen.attention.cache import Cache
 from ptxgen.attention.decode import place as locate
 from ptxgen.attention.decode import release
 from ptxgen.attention.decode.loops.choice import choose
-from ptxgen.attention.decode.merge.compose import build_merges
+from ptxgen.attention.decode.merge.compose import Outlet, build_merges
 from ptxgen.attention.decode.merge.records import RECORD_FLOATS
 from ptxgen.attention.decode.parts import parts_of, place_loop
 from ptxgen.attention.decode.plan import CHIPS, Plan, plan
@@ -26,7 +26,9 @@ from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
 from ptxgen.parity import LIMITS, limit_of_types
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.digits import ElementDigits
-from ptxgen.products.readings import EXACT
+from ptxgen.products.readings import EXACT, digit_readings
+from ptxgen.products.wgmma import tokens as tiles
+from ptxgen.products.wgmma.elements import ElementTiles
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
@@ -79,7 +81,8 @@ class IncrementalAttention(KernelType):
     at once: these must be final before the first kernel of an unbroken chain of programmatic launches. q and the
     newest position are read after the wait. `batch_invariant`: a sequence's result has the same bytes in every batch,
     whatever its size and its other members; splits follow the length alone then, which costs time where they do not
-    fill the GPU.
+    fill the GPU. `halves`: out is so many bf16 digits of each value, as DigitGemm reads them, or with `tile_tokens` in
+    tiles of so many sequences, as PackedGemm does; what no sequence has is left as it is.
     """
 
     bundled_as = "decode"
@@ -108,6 +111,7 @@ class IncrementalAttention(KernelType):
     head_scales: bool = field(default=False, like=HEAD_SCALES)
     halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: out is of q_dtype; else so many bf16 digits")
     sums: bool = field(default=False, later=True, doc="sums of out go beside bf16 digits, for weights with mins")
+    tile_tokens: int = field(default=0, later=True, doc="bf16 digits lie in tiles of so many tokens, for PackedGemm")
 
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -141,6 +145,7 @@ class IncrementalAttention(KernelType):
         dict(max_len=32, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype="e4m3", head_scales=True),
         dict(max_len=32, head_dim=8, n_heads=8, n_kv_heads=8, batched=True, halves=3),
         dict(max_len=32, head_dim=16, n_heads=16, n_kv_heads=16, batched=True, halves=3, sums=True),
+        dict(max_len=32, head_dim=24, n_heads=4, n_kv_heads=4, batched=True, halves=3, tile_tokens=8),
         dict(  # the last sequences first, and loads with L2::evict_unchanged: a row of the tuning table
             max_len=32769, head_dim=64, n_heads=8, n_kv_heads=8, q_dtype=f16, kv_dtype=f16, batched=True, strided=True,
         ),
@@ -168,17 +173,25 @@ class IncrementalAttention(KernelType):
             yield from strided_rules(self.batched, self.page_size, self.ring, self.programmatic)
         if self.batch_invariant and not self.batched:
             yield "batch_invariant: needs batched=True"
+        yield from self._rules_of_digits()
+        if self.indirect and self.batched:
+            yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
+
+    def _rules_of_digits(self) -> Iterator[str]:
+        """Of results as bf16 digits."""
         yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
         if self.halves and not self.batched:
             yield f"halves: needs batched=True (got halves={self.halves}, batched=False; nearest: halves=0)"
         width = self.n_heads * self.head_dim
         unit = few_layout.columns(sums=self.sums)
-        if self.halves and width % unit:
+        if self.halves and width % unit and not self.tile_tokens:
             yield f"halves: n_heads * head_dim must be a multiple of {unit} (got {width}; nearest: halves=0)"
         if self.sums and not (self.halves and self.head_dim % CHUNK == 0):
             yield f"sums: needs bf16 digits and heads of whole chunks of {CHUNK} (got sums=True; nearest: sums=False)"
-        if self.indirect and self.batched:
-            yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
+        yield from rules.one_of("tile_tokens", self.tile_tokens, (0, *tiles.TOKENS))
+        if self.tile_tokens and (self.sums or not self.halves):
+            got = f"halves={self.halves}, sums={self.sums}"
+            yield f"tile_tokens: needs bf16 digits without sums (got {got}; nearest: tile_tokens=0)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         chosen = choose(self.attention, target)
@@ -196,6 +209,9 @@ class IncrementalAttention(KernelType):
         if self.halves and output == "out":
             if own == LIMITS["f32"] and not self.soft_cap and self.scale is None:  # these have errors of large scores
                 own = EXACT
+            if self.tile_tokens:
+                yield from digit_readings(output, values, 2, own)
+                return
             yield from few_layout.readings(output, values, self.halves, own, sums=self.sums)
         else:
             capped = output == "lse" and self.soft_cap  # a score is off by 1e-6 of its cap, and may be all there is
@@ -227,8 +243,11 @@ class IncrementalAttention(KernelType):
         out = [problem.q(*lead), *attention.cache.params(), *attention.variant.params(problem)]
         out += problem.outputs(*lead, lse=self.lse)
         if self.halves:
-            shape = few_layout.shape(self.n_heads * self.head_dim, self.halves, "batch", sums=self.sums)
-            packed = buffer("out", bf16, *shape, access="out", align=16)
+            width, align = self.n_heads * self.head_dim, 16
+            shape = few_layout.shape(width, self.halves, "batch", sums=self.sums)
+            if self.tile_tokens:
+                shape, align = tiles.shape(width, self.tile_tokens, self.halves, rows="batch"), 128
+            packed = buffer("out", bf16, *shape, access="out", align=align)
             out = [packed if param.name == "out" else param for param in out]
         if self.batched:
             out.append(buffer("seq_lens", s32, *lead, align=4))
@@ -299,7 +318,12 @@ class IncrementalAttention(KernelType):
         parts = parts_of(plan, programmatic=self.programmatic, meets_early=meets_early, drains=loop.drains)
         place_loop(b, loop, parts.meet)
         b.expose(plan=plan, parts=parts)
-        outlet = partial(ElementDigits, self.halves, self.sums, self.n_heads, self.head_dim) if self.halves else None
+        heads = self.n_heads, self.head_dim
+        outlet: Outlet | None = None
+        if self.tile_tokens:
+            outlet = partial(ElementTiles, self.halves, self.tile_tokens, *heads)
+        elif self.halves:
+            outlet = partial(ElementDigits, self.halves, self.sums, *heads)
         build_merges(
             b,
             attention,
@@ -376,13 +400,22 @@ class IncrementalAttention(KernelType):
         outs, lses = (np.stack(part) for part in zip(*pairs, strict=True))
         results = {"out": outs.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
         if self.halves:
-            packed = few_layout.pack(outs.reshape(len(lengths), -1).astype(np.float32), self.halves, sums=self.sums)
-            results["out"] = np.where(
-                few_layout.has_row(packed.shape, len(lengths), self.halves, sums=self.sums), packed, a["out"]
-            )
+            results["out"] = self._packed(outs.reshape(len(lengths), -1).astype(np.float32), a["out"])
         if self.lse:
             results["lse"] = lses.reshape(a["q"].shape[:-1]).astype(np.float32)
         return results
+
+    def _packed(self, rows: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Rows as bf16 digits, over what was there `before`."""
+        import numpy as np
+
+        if self.tile_tokens:
+            packed = tiles.pack(rows, self.tile_tokens, bf16, self.halves)
+            written = tiles.pack(np.ones_like(rows), self.tile_tokens, bf16, self.halves)[:, :, :1].astype(bool)
+        else:
+            packed = few_layout.pack(rows, self.halves, sums=self.sums)
+            written = few_layout.has_row(packed.shape, len(rows), self.halves, sums=self.sums)
+        return np.where(written, packed, before)
 
 
 def _largest(sizes: list[tuple[int, Extent]]) -> Extent:

@@ -26,18 +26,19 @@ from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.norms import NormedResults, Roots, norm_rules, squares, squares_shape
 from ptxgen.products.wgmma.passing import Passing
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.scale_rules import rules_of_integers, rules_of_scales, rules_without_scales
 from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
-from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST, SLICES
+from ptxgen.products.wgmma.shape import FEW_TOKENS, SLICES
 from ptxgen.products.wgmma.slices import Slices
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights import weight_formats
-from ptxgen.weights.e4m3 import E4m3
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
-INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 CARRIED_REGISTERS = (48, 224)  # where two warps beside the copying one store results
 FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too, or registers are few
@@ -81,6 +81,9 @@ class PackedGemm(PackedProduct):
     rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that policy of the L2.
     `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add up their sums. `last_tiles`: so
     many tiles of rows, the last, have those of one warpgroup, so that the last of a CTA's tiles can be a small one.
+    `norm_out`, of at most 64 tokens in bf16: beside out go what a product with `norm` reads, `digits`, tiles of out ·
+    (norm_offset + norm_weight) as x is, and `out_squares` `[rows, n / 16]`, the sums of squares of out over 16 columns.
+    `norm` "rms": x is such tiles, and results are divided by sqrt(mean square + eps) of `squares`, before the bias.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -89,13 +92,14 @@ class PackedGemm(PackedProduct):
     golden_targets = ("sm_90a",)
     golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
     unreported = {
-        r"/n(34|40|52|64|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
+        r"/n(34|40|52|64|66|140|256_k512)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens",
         r"/n256_k1152_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
-        r"/n(40|52|64|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
+        r"/n(40|52|64|66|140|256_k512)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
-        r"/n(52|56|64|66|76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
-        r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
+        r"/n(52|56|64|66|76|78|88|512)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(130|34|72|78)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all "
+        "groups",
         r"/n128_k384_.* wait .*wgmma.wait_group": "does not matter: the turn passes earlier, or no product is open",
         r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
         "or the wait behind the last stage follows",
@@ -110,9 +114,12 @@ class PackedGemm(PackedProduct):
         r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
         r"/n(56|192)_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden "
         "has a second tile",
+        r" (barrier .*roots_free_end|arrival .*bar.arrive 6,)": "does not matter: no CTA of a golden has a second tile",
+        r"/n512_.* barrier .*%is_first_slice": "does not matter: no CTA of a golden has a second tile",
         r" arrival .*%expects_sums": "does not matter: no CTA that shares k has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
-        r"/n(40|44|48|52|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
+        r"/n(40|44|48|52|66|78|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first "
+        "wait",
     }
     goldens = (
         dict(n=128, k=256, tokens=8, precision="fast"),
@@ -128,26 +135,29 @@ class PackedGemm(PackedProduct):
         dict(n=60, k=512, tokens=16, precision="fast", tile_rows=64, split=1, slices=2, programmatic=True),
         dict(n=192, k=1024, tokens=96, precision="fast", out_dtype="bf16", carried=True, last_tiles=1),
         dict(
-            n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
+            n=256, k=512, tokens=8, precision="fast", residual=True, norm_out=True, norm_offset=1.0, split=2,
+            programmatic=True,
+        ),
+        dict(n=78, k=1024, tokens=8, norm="rms", bias=True, indirect=True),
+        dict(
+            n=512, k=512, tokens=16, precision="fast", norm="rms", activation="silu", gated=True, packed_out=True,
+            tile_rows=128, split=1, slices=2,
         ),
         dict(
-            n=34, k=2048, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", split=1, programmatic=True
+            n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True,
         ),
         dict(
-            n=72,
-            k=2048,
-            weights="e4m3_channel",
-            tokens=64,
-            x_dtype="e4m3",
-            precision="fast",
-            split=1,
-            out_dtype="bf16",
-            promoted=True,
+            n=34, k=2048, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", split=1, programmatic=True,
+        ),
+        dict(
+            n=72, k=2048, weights="e4m3_channel", tokens=64, x_dtype="e4m3", precision="fast", split=1,
+            out_dtype="bf16", promoted=True,
         ),
         dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=384, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", tile_rows=128),
         dict(
-            n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1, programmatic=True
+            n=256, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", split=1,
+            programmatic=True,
         ),
         dict(n=128, k=768, weights="e4m3_block", tokens=192, x_dtype="e4m3", precision="fast", split=1),
         dict(n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", row_scales=True),
@@ -158,18 +168,10 @@ class PackedGemm(PackedProduct):
         dict(n=44, k=512, weights="q8_0", tokens=8, x_dtype="f16", by_row=True, split=2),
         dict(n=44, k=1024, weights="e4m3_block", tokens=8, x_dtype="f16", by_row=True, split=2, programmatic=True),
         dict(
-            n=48,
-            k=512,
-            weights="q4_k",
-            tokens=32,
-            x_dtype="f16",
-            by_row=True,
-            precision="fast",
-            activation="silu",
-            gated=True,
-            tile_rows=256,
+            n=48, k=512, weights="q4_k", tokens=32, x_dtype="f16", by_row=True, precision="fast", activation="silu",
+            gated=True, tile_rows=256,
         ),
-    )
+    )  # fmt: skip
 
     def rules(self) -> Iterator[str]:
         found = list(self._rules_of_fields())
@@ -188,7 +190,7 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
         yield from rules.one_of("x_dtype", self.x_dtype.name, ("bf16", "f16", "e4m3"))
         yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
-        yield from self._rules_of_scales() if self.scaled else self._rules_without_scales()
+        yield from rules_of_scales(self) if self.scaled else rules_without_scales(self)
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
@@ -215,42 +217,10 @@ class PackedGemm(PackedProduct):
             )
         yield from rules.one_of("slices", self.slices, (1, SLICES))
         yield from rules.between("last_tiles", self.last_tiles, 0, 1 << 14)
-        if self.by_row:
-            yield from self._rules_of_integers()
+        yield from rules_of_integers(self) if self.by_row else ()
+        yield from norm_rules(self)
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
-
-    def _rules_of_scales(self) -> Iterator[str]:
-        """Rules of scales where products are of bytes."""
-        if not isinstance(weight_formats().get(self.weights), E4m3):
-            yield f"x_dtype: e4m3 goes with weights in e4m3 (got weights={self.weights!r}; nearest: x_dtype=bf16)"
-        elif self.in_blocks and self.promoted:
-            yield "promoted: sums of blocks with scales always are (got promoted=True; nearest: False)"
-        if self.row_scales and not self.in_blocks:
-            yield f"row_scales: is for weights with scales of blocks (got weights={self.weights!r}; nearest: False)"
-        if self.packed_out:
-            yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
-
-    def _rules_of_integers(self) -> Iterator[str]:
-        """Of products of f16 in units of rows."""
-        known = weight_formats().get(self.weights)
-        if known is None or not known.integer_digits:
-            yield f"by_row: is for {', '.join(INTEGERS)} (got weights={self.weights!r}; nearest: by_row=False)"
-        if self.x_dtype != f16:
-            yield f"by_row: is for f16 (got x_dtype={self.x_dtype.name}; nearest: x_dtype=f16)"
-        if self.tokens > MOST_ROWS_FIRST:
-            yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: by_row=False)"
-        if self.tile_rows == 192 and self.tokens > FEW_TOKENS:
-            most = FEW_TOKENS
-            yield f"tile_rows: 192 with by_row is for at most {most} tokens (got {self.tokens}; nearest: tokens={most})"
-        if self.packed_out:
-            yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
-
-    def _rules_without_scales(self) -> Iterator[str]:
-        if self.row_scales:
-            yield f"row_scales: is a choice of e4m3 (got row_scales=True, x_dtype={self.x_dtype}; nearest: False)"
-        if self.promoted:
-            yield f"promoted: is a choice of e4m3 (got promoted=True, x_dtype={self.x_dtype}; nearest: promoted=False)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -314,6 +284,13 @@ class PackedGemm(PackedProduct):
             align = wide * self.out_dtype.bytes // f32.bytes
             access = "inout" if self.residual else "out"
             out.append(buffer("out", self.out_dtype, "rows", self.n, access=access, align=align))
+        if self.norm:
+            out.append(buffer("squares", f32, *squares_shape(self.k), align=16))
+        if self.norm_out:
+            out.append(buffer("norm_weight", f32, self.n, align=wide))
+            tiles = packed.shape(self.n, self.tokens, self.digits)
+            out.append(buffer("digits", bf16, *tiles, access="out", align=128))
+            out.append(buffer("out_squares", f32, *squares_shape(self.n), access="out", align=16))
         if self.stream:
             ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
@@ -374,11 +351,16 @@ class PackedGemm(PackedProduct):
             sums = Slices(b, at, ring).build(tasks, sums)
         elif at.shape.split > 1:
             sums = Exchange(b, self, at, ring).build(tasks, sums)
+        if self.norm:
+            roots = Roots(b, self, at)
+            roots.build(tasks)
+            roots.times(sums)
         if at.carried:
             CarriedResults(b, self, at, ring, sums, multiplier.step).build(tasks)
             Carrier(b, self, at, ring).build(tasks)
         else:
-            results = Results if not at.halves else HalfTiles if self.packed_out else HalfResults
+            rows = NormedResults if self.norm_out else Results
+            results = rows if not at.halves else HalfTiles if self.packed_out else HalfResults
             results(b, self, at, ring, sums).build(tasks)
         b.expose(
             geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
@@ -406,10 +388,9 @@ class PackedGemm(PackedProduct):
             given = {"x": tiles, "x_scales": scales} | ({"x_sums": sums} if self.beside else {})
         else:
             given = {"x": packed.pack(x, self.tokens, self.x_dtype, self.digits)}
-        return given | {
-            "weight": weight,
-            "n_rows": n_rows_given(sizes, self.indirect),
-        }
+        if self.norm:
+            given["squares"] = squares(x / rng.uniform(0.5, 2.0, self.k).astype(np.float32))
+        return given | {"weight": weight, "n_rows": n_rows_given(sizes, self.indirect)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
@@ -422,6 +403,9 @@ class PackedGemm(PackedProduct):
             limits = "must be 0, or at least 2^-126 and below 2^128"
             raise SpecError(f"PackedGemm.x_scales: times the weights' {limits} ({wrong})")
         x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)
+        if self.norm:
+            total = a["squares"][:count].astype(np.float64).sum(1, keepdims=True)
+            x = x / np.sqrt(total / self.k + self.eps)
         y = multiplied(self, x, a)
         out = a["out"].copy()
         if self.packed_out:
@@ -429,11 +413,25 @@ class PackedGemm(PackedProduct):
             out[:tiles] = packed.pack(y.astype(np.float32), self.tokens, self.x_dtype, self.digits)
             return {"out": out}
         out[:count] = (y + out[:count].astype(np.float64) if self.residual else y).astype(self.out_dtype.numpy)
-        return {"out": out}
+        return {"out": out, **(self._beside(out[:count], a) if self.norm_out else {})}
+
+    def _beside(self, rows: np.ndarray, a: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What a product reads that norms the rows."""
+        import numpy as np
+
+        gains = a["norm_weight"] + np.float32(self.norm_offset)
+        found = {"digits": packed.pack(rows * gains, self.tokens, bf16, self.digits), "out_squares": squares(rows)}
+        for name, part in found.items():
+            whole = a[name].copy()
+            whole[: len(part)] = part
+            found[name] = whole
+        return found
 
 
 def _others(at: Geometry) -> str:
     """What the warps beside the copying one do, said behind that."""
     if at.carried:
         return ", one for each warpgroup stores its results"
+    if at.roots:
+        return ", one finds the roots of the tokens' mean squares"
     return ", three others have nothing to do" if at.wide else ""

@@ -17,7 +17,7 @@ from ptxgen.errors import SpecError
 from ptxgen.integers import as_index
 from ptxgen.models.decode_attention import AttentionOfStep
 from ptxgen.models.draft import Formats
-from ptxgen.models.products import PRECISIONS, STACK, WIDE_TILE
+from ptxgen.models.products import PRECISIONS, STACK
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 
@@ -190,12 +190,9 @@ class _Step(AttentionOfStep):
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
         biased, apart = bool({"gate_proj", "up_proj"} & set(model.biases)), kinds[0] != kinds[1]
         gated = not biased and not apart
-        packs = self.packs(kinds[:2], model.dim) and self.packs(kinds[2:], model.hidden)
-        packs &= not (self.digits(kinds[:2], model.dim) or self.digits(kinds[2:], model.hidden))
-        packs &= not (self.integers(kinds[:2], model.dim) or self.integers(kinds[2:], model.hidden))
-        packs &= not self._gates_halves(kinds)
+        packs = self.packs_gate(kinds) and not self._gates_halves(kinds)
         scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
-        if gated and packs and model.hidden % WIDE_TILE == 0 and scaled == (None, None):
+        if packs and self.gives_tiles(kinds):
             assert isinstance(x, str), "several rows are a tensor of their own"
             out = self._packed_gate(x, kinds)
         else:
@@ -218,8 +215,10 @@ class _Step(AttentionOfStep):
     def _gates_halves(self, kinds: Sequence[str]) -> bool:
         """Whether the product of gate and up reads bf16 digits: those of a norm, which not every model has there."""
         norm, weights = self.model.block.mlp_norm, 2 * self.model.hidden * self.model.dim
-        left = self.at(norm) in self.normed
-        return bool(norm) and (left or self.halves(kinds[:2], weights, self.model.dim, normed=True))
+        left = self.normed.get(self.at(norm))
+        if left:
+            return self.is_in_digits(left)
+        return bool(norm) and self.halves(kinds[:2], weights, self.model.dim, normed=True)
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""
@@ -235,12 +234,13 @@ class _Step(AttentionOfStep):
 
     def _packed_gate(self, x: str, kinds: Sequence[str]) -> str:
         """The same for several rows, which the product leaves as the next one reads them."""
-        model = self.model
+        model, norm = self.model, self.model.block.mlp_norm
         fields = {"gated": True, "activation": model.activation, "packed_out": True}
         tokens = self._tile_tokens(kinds[:1], model.hidden, model.dim, **fields)
-        source = self._packed("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], tokens)
+        left = self.normed.get(self.at(norm))
+        source = left or self._packed("gate_up", x, model.dim, norm, kinds[:2], tokens)
         out = self._packed_rows("down_proj", model.hidden, tokens)
-        self._gate(source, "", out, packed_out=True)
+        self._gate(source, norm if left else "", out, packed_out=True)
         return out
 
     def _gate_parts(self) -> list[Part]:

@@ -10,8 +10,9 @@ from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
 from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
-from ptxgen.models.products import QKV, STACK, Products
+from ptxgen.models.products import QKV, STACK
 from ptxgen.models.program import Ref
+from ptxgen.models.tiled import TiledProducts
 from ptxgen.products.few import layout as few_layout
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
@@ -21,7 +22,7 @@ MANY_KEYS = 8192  # elements of a position of all sequences: 8 of llama-3-8b, 32
 
 
 @dataclass(kw_only=True)
-class AttentionOfStep(Products):
+class AttentionOfStep(TiledProducts):
     """What a step is told, and the ops of its attention."""
 
     step: str
@@ -82,7 +83,7 @@ class AttentionOfStep(Products):
         model = self.model
         if self.reads_halves("o_proj", model.q_width):
             out = self._attended_halves()
-        else:
+        elif not (out := self._attended_tiles()):
             out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
         self._attend(attends, q, out)
         return out
@@ -271,8 +272,11 @@ class AttentionOfStep(Products):
             how["widened"] = self.widened and self.kv_dtype.bits == 8 and self._widens(attention)
         elif self.step == "batch":
             how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
-            if self.is_in_digits(out):
+            if self.is_packed(out):
                 how["halves"] = few_layout.DIGITS[self._rounding]
+            if self.is_packed(out) and not self.is_in_digits(out):
+                how["tile_tokens"] = self.tensors[out].shape[-2]
+            elif self.is_packed(out):
                 how["sums"] = self.has_sums(self._kinds("o_proj"))
             sizes = {"batch": self.rows} | self._paged()
             given |= caches | {"seq_lens": self._length()}

@@ -23,6 +23,7 @@ from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3
+from ptxgen.weights.format import WeightFormat
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
@@ -44,11 +45,11 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # where matrices are large, and save launches. Measured with 2.3e7 and 2.8e7, where they pay, and 1.2e8, where not.
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
-# before weights that are no K-quants. Up to 16 exact ones are so before K-quants only where one number holds a weight
-# and rows are not long: digits of bytes are faster elsewhere.
+# before weights that are no K-quants. Up to SOME exact ones are so before K-quants alone only where one number holds a
+# weight and rows are not long: digits of bytes are faster elsewhere.
 FEW, SOME = 8, 16
-INTEGERS_TO = {"exact": 32, "fast": 32, "e4m3": 32}
-CODES_TO = {"exact": 64, "fast": 0, "e4m3": 0}
+INTEGERS_TO = 32
+CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}  # by format, and of others
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
 TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
@@ -127,12 +128,12 @@ class Products(Draft):
         kernel, sizes = ("gemv", {}) if one else ("gemm", {"rows": rows})
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
+        if norm and self.is_packed(x):
+            fields |= {"norm": "rms", "eps": self.model.norm_eps}
+            given["squares"] = f"{x}.squares"
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
                 fields |= {"precision": self._rounding, "halves": few.has_spans(weight_format(held.format))}
-            if norm:
-                fields |= {"norm": "rms", "eps": self.model.norm_eps}
-                given["squares"] = f"{x}.squares"
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}
@@ -246,14 +247,16 @@ class Products(Draft):
     def integers(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
         formats = [weight_format(kind).fitted(k) for kind in kinds]
-        of_spans = all(each.span for each in formats)
-        most = (INTEGERS_TO if of_spans else CODES_TO)[self.precision]
-        some = FEW < self.rows <= most and not self.batch_invariant
+        some = FEW < self.rows <= min(map(self._most_integers, formats)) and not self.batch_invariant
         found = [each.integer_digits for each in formats]
-        if self.precision == "exact" and self.rows <= SOME and of_spans and (max(found) > 1 or k > LONG):
-            return False
-        wide = all(each.tile_k >= COLUMNS for each in formats)
-        return some and wide and all(found) and parse_target(self.target).includes_any(("sm_90a",))
+        some &= all(found) and all(each.tile_k >= COLUMNS for each in formats)
+        if self.precision == "exact" and self.rows <= SOME and all(each.span for each in formats):
+            some &= max(found) == 1 and k <= LONG  # else digits of bytes
+        return some and parse_target(self.target).includes_any(("sm_90a",))
+
+    def _most_integers(self, kind: WeightFormat) -> int:
+        """Rows that are packed so at most for weights of a format."""
+        return INTEGERS_TO if kind.span else CODES_TO[self.precision].get(kind.name, CODES_TO[self.precision][""])
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""

@@ -11,9 +11,9 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import e4m3, f16
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.kernels.packed_gemm import INTEGERS
 from ptxgen.products.wgmma import geometry, shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.scale_rules import INTEGERS
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format

@@ -36,7 +36,11 @@ CASES: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
     ("q4_k", "exact", 14336, 4096, 32, {**GATED, **INTEGERS}),
     ("q6_k", "exact", 4096, 14336, 32, INTEGERS),
     *((name, "exact", 14336, 4096, rows, {**GATED, **INTEGERS}) for name in CODES for rows in (16, 32)),
-    *((name, "exact", 4096, 14336, 32, {**INTEGERS, "programmatic": True}) for name in CODES),
+    *(
+        (name, "exact", 4096, 14336, rows, {**INTEGERS, "programmatic": True, "residual": True})
+        for name in (*CODES, "q5_0")
+        for rows in (32, 64)
+    ),
     *(("e4m3_channel", "fast", 14336, 4096, rows, {**GATED, **BYTES}) for rows in (128, 512, 2048)),
     ("e4m3", "fast", 8960, 1536, 128, {**GATED, **BYTES, "out_dtype": "bf16"}),
     ("e4m3_channel", "fast", 8960, 1536, 64, {**GATED, **BYTES, "promoted": True}),

@@ -80,6 +80,11 @@ def outlines() -> tuple[Outline, ...]:
             "sm_90a",
             PackedGemm(n=64, k=1280, tokens=96, **fast, tile_rows=64, split=1, slices=2, share=1),
         ),
+        Outline(
+            "packed_norm_split",
+            "sm_90a",
+            PackedGemm(n=64, k=1024, tokens=8, **fast, norm="rms", split=2, programmatic=True),
+        ),
         Outline("packed_factors", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks)),
         Outline("packed_factors_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=128, split=2, **blocks)),
         Outline("packed_crowded", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks, **crowded)),

@@ -218,6 +218,7 @@ class Geometry:
     carried: bool  # warps beside the copying one store results: `carried.py`
     activated: bool  # scales and an activation take registers beside the sums
     tight: bool  # weights that are converted leave few
+    roots: bool  # a warp beside the copying one finds the roots of tokens' mean squares: `norms.py`
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -277,7 +278,7 @@ class Geometry:
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
             spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
-            spec.scaled and bool(spec.activation) and spec.parts == 1, tight,
+            spec.scaled and bool(spec.activation) and spec.parts == 1, tight, bool(spec.norm),
         )  # fmt: skip
 
     @property
@@ -343,8 +344,8 @@ class Geometry:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: those that multiply, the warp that copies, and those that carry results."""
-        beside = self.shape.groups if self.carried else 0
+        """Threads of a CTA: those that multiply, the warp that copies, and those that carry results or find roots."""
+        beside = self.shape.groups if self.carried else int(self.roots)
         return 32 * (self.warps + (WARPS if self.wide else 1 + beside))
 
     @property

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class RowsOut:
     """Where four neighbouring outputs of a token go: out `[rows, n]`, f32 or 16 bits."""
 
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, param: str = "out") -> None:
         self.b, self.spec, self.ragged = b, spec, spec.n % VECTOR != 0
-        self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
+        self.out, self.to = b.ld_param(param), b.reg("store_at" if param == "out" else f"{param}_at", "u64")
         self.bytes = spec.out_dtype.bytes
         self._token = 0
 
@@ -83,8 +83,8 @@ class TilesOut(RowsOut):
     Tokens from the last on are zero, as PackTokens has them.
     """
 
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
-        super().__init__(b, spec, at)
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, param: str = "out") -> None:
+        super().__init__(b, spec, at, param)
         self.at = at
         self.digits = b.array("result_digit", "b32", 2 * spec.digits)
         self.places = [b.array(f"place{half}_", "u64", 2).regs for half in (0, 1)]  # of tokens 0 … 3 and 4 … 7 on

@@ -96,6 +96,10 @@ class PackedProduct(Weighted):
         later=True,
         doc="e4m3 by weights with scales of blocks: x has a scale a row, not one for every 128 columns",
     )
+    norm: str = field(default="", later=True, doc="of x, by its squares, divided out of the product")
+    eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
+    norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
+    norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
 
     @property
     def digits(self) -> int:
@@ -106,10 +110,11 @@ class PackedProduct(Weighted):
         limit = min(MANY[self.precision], limit_of(self))
         if self.by_row and self.precision == "exact":  # 1.1e-6 behind silu, on an H200
             limit = LIMITS["f32"]
-        if self.packed_out and self.digits > 1:
+        packed_out = self.packed_out if output == "out" else output == "digits"
+        if packed_out and self.digits > 1:
             yield from digit_readings(output, values, 2, limit, self.x_dtype)
         else:
-            rounded = self.packed_out or self.out_dtype != f32
+            rounded = packed_out or self.out_dtype != f32
             yield Reading(output, values, None if rounded else limit)
 
     @property

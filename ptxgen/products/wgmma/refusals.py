@@ -51,6 +51,7 @@ def of_carried(spec: PackedProduct, tokens: int, shape: Shape) -> str:
              "carried=False"),
         Want(not spec.packed_out, "is for results that are rows", "packed_out=True", "carried=False"),
         Want(not spec.residual, "is for results that are added to nothing", "residual=True", "carried=False"),
+        Want(not spec.norm, "is for tokens that are normed before", f"norm={spec.norm!r}", "carried=False"),
         Want(spec.out_dtype != f32, "is for rows of 16 bits", "out_dtype=f32", "out_dtype=bf16"),
         Want(spec.n % HALVES == 0, f"is for rows of a multiple of {HALVES} outputs", f"n={spec.n}", "carried=False"),
         Want(not spec.stream, "is for whole tiles", "stream=True", "stream=False"),

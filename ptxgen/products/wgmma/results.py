@@ -79,6 +79,7 @@ class Results:
             self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
+            self._begin_beside(lane)
         self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
         if at.mates > 1:
             self._in_rounds()
@@ -144,6 +145,16 @@ class Results:
             at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
             convert.clear(b, self.bias)
             self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
+        self._find_beside(row, column)
+
+    def _begin_beside(self, lane: Reg) -> None:
+        """What else goes to memory beside results."""
+
+    def _find_beside(self, row: Reg, column: Reg) -> None:
+        """Where it goes, of the lane's first token."""
+
+    def _keep_beside(self, values: Sequence[Reg], token: int) -> None:
+        """It, of results that are stored and not wanted any more."""
 
     def _ask_first(self) -> None:
         """Ask for what the first results are added to."""
@@ -212,3 +223,4 @@ class Results:
                 b.op("add.f32", value, value, was)
             self._ask(load + self.ahead, load)
         self.outlet.store(values, self.stored, self.inside)
+        self._keep_beside(values, token)

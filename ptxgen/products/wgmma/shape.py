@@ -46,11 +46,7 @@ INTEGER_TILES = (
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
-# of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
-# four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
-CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
-# the same of formats that are no K-quants, exact: tokens to, matrices, rows to, columns from. Clusters of four do not
-# find room at once where there are more than 30, those of three do up to 38.
+# the same of formats that are no K-quants, exact: tokens to, matrices, rows to, columns from
 CODE_TILES = (
     (32, 2, 1 << 20, 1, 192, 1, True),
     (32, 1, 1536, 4096, 64, 8, False),
@@ -62,6 +58,10 @@ CODE_TILES = (
     (16, 1, 8192, 1024, 64, 2, False),
     (64, 1, 1 << 20, 512, 128, 1, True),
 )
+# of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
+# four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
+CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
+SPILLING = ("q5_0",)  # formats of which 64 tokens by 128 rows spilled 4 bytes
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
@@ -173,7 +173,8 @@ def _tiles_of_integers(spec: PackedProduct, rows: int) -> Iterator[tuple[int, in
 def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for tokens, parts, most, columns, *found in CODE_TILES:
         fits = spec.tokens <= tokens and rows <= most and spec.k >= columns
-        if fits and spec.precision == "exact" and parts == spec.parts:
+        spills = spec.tokens > FEW_TOKENS and found[0] > 64 and spec.weights in SPILLING
+        if fits and spec.precision == "exact" and parts == spec.parts and not spills:
             yield found[0], found[1], bool(found[2])
 
 

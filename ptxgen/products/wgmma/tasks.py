@@ -64,6 +64,8 @@ class Tasks:
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
             if at.factored:
                 b.op("setp.eq.u32", "finds_factors", warp, at.warps + 1)
+            if at.roots:
+                b.op("setp.eq.u32", "finds_squares", warp, at.warps + 1)
             if at.carried:
                 carries = b.op("setp.gt.u32", "carries", warp, at.warps)
                 b.op("setp.le.and.u32", carries, warp, at.warps + at.shape.groups, carries)

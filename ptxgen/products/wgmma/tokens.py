@@ -54,9 +54,9 @@ def blocks(cols: int, dtype: DType = bf16) -> int:
     return -(-cols // PADDED) * (PADDED // columns(dtype))
 
 
-def shape(cols: int, tokens: int, digits: int, dtype: DType = bf16) -> tuple[Extent, ...]:
-    """The packed array's shape, for "rows" rows."""
-    return (f"ceil_div(rows, {tokens})", blocks(cols, dtype), digits, tokens, columns(dtype))
+def shape(cols: int, tokens: int, digits: int, dtype: DType = bf16, rows: str = "rows") -> tuple[Extent, ...]:
+    """The packed array's shape for so many rows, a capacity's name."""
+    return (f"ceil_div({rows}, {tokens})", blocks(cols, dtype), digits, tokens, columns(dtype))
 
 
 def scale_shape(cols: int, tokens: int, group: int) -> tuple[Extent, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -85,20 +87,20 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     ("slots", "mode", "format"),
     [
         (9, "check", "int4_g128"), (16, "random", "q8_0"), (17, "check", "e4m3_channel"), (31, "check", "q4_0"),
-        (32, "random", "e4m3_block"), (33, "random", "int4_g64"),
+        (32, "random", "e4m3_block"), (33, "random", "int4_g64"), (12, "random", "q5_0"),
         *(pytest.param(slots, "cuda", name, marks=pytest.mark.gpu)
           for slots in (9, 16, 17, 31, 32, 33) for name in ("int4_g128", "int4_g32", "q4_0", "q8_0", "e4m3_block")),
     ],
 )  # fmt: skip
 def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: str) -> None:
-    """Steps of up to 32 exact sequences multiply codes as they are, and have the float64 model's tokens."""
+    """Steps of 9 to 64 exact sequences multiply codes as they are, and have the float64 model's tokens."""
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=1)
     file = ArrayFile(spec, random_weights(spec), format)
     device = open_device("cuda") if mode == "cuda" else CpuDevice(mode=mode)
     batch = Model(file, device, "f32", chunk=1).batch(slots=slots)
     batch.cache.zero()
     ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
-    assert [op.spec.by_row for op in ops] == [slots <= products.CODES_TO["exact"]] * 4
+    assert [op.spec.by_row for op in ops] == [True] * 4
     want = ReferenceModel(spec, file.values()).generate(PROMPT, 3)
     joined = [batch.join(PROMPT) for _ in range(slots)]
     found = {slot: [token] for slot, token in joined}
@@ -110,6 +112,51 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
             most = np.abs(logits).max()
             np.testing.assert_allclose(batch.logits() / most, [logits / most] * slots, rtol=0, atol=CLOSE["exact"])
     assert found == dict.fromkeys(range(slots), want)
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "formats", "options", "takes"),
+    [
+        ("batch", 8, ("q8_0", "q8_0"), {}, False),
+        ("batch", 9, ("q8_0", "q8_0"), {}, True),
+        ("prefill", 16, ("q5_0", "q5_0"), {}, True),
+        ("batch", 64, ("e4m3_block", "e4m3_block"), {}, True),
+        ("batch", 65, ("e4m3_block", "e4m3_block"), {}, False),
+        ("batch", 20, ("q8_0", "q8_0"), {"precision": "fast"}, False),
+        ("batch", 20, ("q8_0", "q8_0"), {"batch_invariant": True}, False),
+        ("batch", 12, ("q6_k", "q5_0"), {}, True),
+        ("batch", 12, ("q6_k", "q6_k"), {}, False),
+        ("batch", 32, ("q4_k", "q8_0"), {}, True),
+        ("batch", 33, ("q4_k", "q8_0"), {}, False),
+        ("prefill", 512, ("int4_g128", "int4_g128"), {}, True),
+        ("prefill", 512, ("int4_g64", "int4_g64"), {}, False),
+    ],
+)
+def test_which_rows_are_in_units_of_their_own(
+    step: str, rows: int, formats: tuple[str, str], options: dict[str, Any], takes: bool
+) -> None:
+    """By the step, its rows, the formats of q and k and of v, and what is asked for."""
+    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, max_position_embeddings=1024)
+    given = {"precision": "exact", "batch_invariant": False} | options
+    made = products.Products(model=spec, step=step, rows=rows, target="sm_90a", formats={}, programmatic=True, **given)
+    assert made.integers(formats, 256) == takes
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_prompt_of_many_exact_rows(name: str) -> None:
+    """Groups of 128 go so in chunks of prompts, in several tiles of tokens."""
+    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    spec = small_spec("llama", **changes, max_position_embeddings=160)
+    file = ArrayFile(spec, random_weights(spec), "int4_g128")
+    model = Model(file, open_device(name), "f32", chunk=128)
+    prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, 128).tolist()
+    ops = [op.spec for op in model.program("prefill", 128).ops if op.spec.kernel_name == "packed_gemm"]
+    assert ops
+    assert all(each.by_row and each.tokens <= 64 for each in ops)
+    model.prefill(prompt)
+    want = ReferenceModel(spec, file.values()).forward(prompt)[-1]
+    found = model.steps.logits.numpy()[0]
+    assert np.abs(found - want).max() <= CLOSE["exact"] * np.abs(want).max()
 
 
 @pytest.mark.parametrize("most", [0, 1 << 40])

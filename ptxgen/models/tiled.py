@@ -1,0 +1,84 @@
+"""Batches of 9 to 64 sequences: which ops leave rows in the tiles that the next product reads, so that no launch norms
+or packs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ptxgen.dtypes import bf16
+from ptxgen.models.products import FEW, STACK, WIDE_TILE, Products
+from ptxgen.models.program import Ref
+from ptxgen.products.wgmma.norms import squares_shape
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
+from ptxgen.products.wgmma.tokens import DIGITS
+from ptxgen.products.wgmma.tokens import shape as tile_shape
+
+
+@dataclass(kw_only=True)
+class TiledProducts(Products):
+    """Products of a batch, as far as they read and leave tiles of bf16 rows."""
+
+    def reads_tiles(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether products with weights of these formats read k columns of a batch as tiles of bf16 rows that another
+        op may leave."""
+        some = self.step == "batch" and FEW < self.rows <= MOST_ROWS_FIRST and self.packs(kinds, k)
+        others = self.digits(kinds, k) or self.integers(kinds, k)  # units of whole rows
+        return some and not others and self.scale_group(kinds, k) is None
+
+    def _attended_tiles(self) -> str:
+        """Memory for what attention makes, as such tiles; rows that no sequence has, and columns past the last, stay
+        zero. "" where the product of o reads something else."""
+        model, kinds = self.model, self._kinds("o_proj")
+        if not self.reads_tiles(kinds, model.q_width):
+            return ""
+        tokens = self._tile_tokens(kinds, model.dim, model.q_width)
+        shape = self._extents(tile_shape(model.q_width, tokens, DIGITS[self._rounding]))
+        return self.tensor(f"attention.tiles{tokens}", "state", shape, bf16, zeroed=True)  # layers may have several
+
+    def packs_gate(self, kinds: Sequence[str]) -> bool:
+        """Whether wgmma multiplies gate and up, and down, of these formats."""
+        model = self.model
+        for some, k in ((kinds[:2], model.dim), (kinds[2:], model.hidden)):
+            if not self.packs(some, k) or self.digits(some, k) or self.integers(some, k):
+                return False
+        return True
+
+    def gives_tiles(self, kinds: Sequence[str]) -> bool:
+        """Whether the product of gate and up leaves tiles for that of down."""
+        model = self.model
+        gated = kinds[0] == kinds[1] and not {"gate_proj", "up_proj"} & set(model.biases)
+        rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
+        return gated and rounded and model.hidden % WIDE_TILE == 0 and self.packs_gate(kinds)
+
+    def _tokens_behind(self, role: str, names: Sequence[str]) -> int:
+        """Tokens of a tile for the products `names` of this layer, which read what a norm makes."""
+        model, kinds = self.model, self._kinds(*names)
+        if role == "lm_head":
+            return self._tile_tokens(kinds, model.shape.vocab, model.dim)
+        if role == "qkv":
+            return self._tile_tokens(kinds, model.q_width + 2 * model.kv_width, model.dim)
+        biased, apart = bool(set(names) & set(model.biases)), kinds[0] != kinds[1]
+        if biased or apart:
+            stacked = not apart and model.hidden % STACK == 0
+            return self._tile_tokens(kinds, model.hidden * (1 + stacked), model.dim)
+        fields = {"gated": True, "activation": model.activation}
+        fields |= {"packed_out": True} if self.gives_tiles([*kinds, *self._kinds("down_proj")]) else {}
+        return self._tile_tokens(kinds, model.hidden, model.dim, **fields)
+
+    def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:
+        block, dim, held = self.model.block, self.model.dim, self._held(x)
+        alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
+        tiled = self.is_packed(x) and not self.is_in_digits(x) and held.dtype == bf16
+        if not (tiled and alone and self.reads_tiles(self._kinds_behind(name), dim) and dim % WIDE_TILE == 0):
+            return super()._leave_normed(name, x)
+        here, tokens = self.layer, held.shape[-2]
+        self.layer, role, norm, names = self._next_norm(name)
+        given: dict[str, str | Ref] = {}
+        if norm and self._tokens_behind(role, names) == tokens:
+            tiles = self.normed[self.at(norm)] = self._packed_rows(role, dim, tokens)
+            squares = self.tensor(f"{tiles}.squares", "scratch", self._extents(squares_shape(dim)))
+            given = {"norm_weight": self._norm_weight(norm), "digits": tiles, "out_squares": squares}
+        self.layer = here
+        return given, {"norm_out": True, "norm_offset": block.norm_offset} if given else {}

@@ -1,0 +1,144 @@
+"""A norm that is divided out of packed products: what a product leaves for it, and what reads that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import SpecError
+from ptxgen.dtypes import bf16
+from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.tools.trial import trial
+from ptxgen.weights import weight_format
+from tests.support.packed_products import EXACT, FAST, WHERE, tried
+
+LIMITS = {"exact": EXACT, "fast": FAST}
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (17, {"n": 70, "k": 512, "tokens": 16, "norm": "rms", "programmatic": True, "split": 4}),
+        (15, {"n": 33, "k": 1536, "tokens": 16, "norm": "rms", "eps": 0.1, "bias": True, "indirect": True}),
+        (63, {"n": 256, "k": 256, "tokens": 64, "norm": "rms", "gated": True, "activation": "silu",
+              "packed_out": True}),
+        (65, {"n": 136, "k": 256, "tokens": 64, "norm": "rms", "out_dtype": "bf16", "activation": "gelu"}),
+        (9, {"n": 256, "k": 64, "tokens": 8, "residual": True, "norm_out": True}),
+        (31, {"n": 512, "k": 512, "tokens": 32, "residual": True, "norm_out": True, "norm_offset": 1.0, "split": 3}),
+        (33, {"n": 256, "k": 256, "tokens": 32, "norm": "rms", "residual": True, "norm_out": True, "bias": True}),
+        (33, {"n": 256, "k": 512, "tokens": 32, "weights": "int4_g128", "norm": "rms", "residual": True,
+              "norm_out": True, "programmatic": True}),
+        (17, {"n": 256, "k": 512, "tokens": 16, "weights": "e4m3_channel", "norm": "rms", "tile_rows": 192}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ragged_shapes_and_fusions(
+    mode: str, precision: str, rows: int, fields: dict[str, Any], few_processors: None
+) -> None:
+    tried(PackedGemm(precision=precision, **fields), mode, rows, LIMITS[precision])
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("more", [{"norm": "rms"}, {"residual": True, "norm_out": True}], ids=str)
+def test_warpgroups_that_share_k(mode: str, more: dict[str, Any], few_processors: None) -> None:
+    """Each finishes tokens of its own."""
+    fields: dict[str, Any] = {"precision": "fast", "tile_rows": 64, "split": 1, "slices": 2}
+    tried(PackedGemm(n=256, k=512, tokens=32, **fields, **more), mode, 33, FAST)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+def test_roots_are_found_anew_for_other_tokens(mode: str, few_processors: None) -> None:
+    """A CTA has tiles of the same tokens, and then of others."""
+    spec = PackedGemm(n=320, k=256, tokens=8, norm="rms", precision="fast", split=1, tile_rows=64)
+    at = Geometry.of(spec)
+    assert at.row_groups > 1
+    assert 4 * at.row_groups > 2 * at.most_turns
+    tried(spec, mode, 31, FAST)
+
+
+def chain(
+    device: Device, precision: str, scale: float, *, left: bool, weights: str = "bf16", **shape: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """x + A·u, normed, then B·; results of kernels, and of float64. `left`: what the norm takes is left by the first
+    product; else PackTokens makes it."""
+    rng, kind, n, tokens, rows = np.random.default_rng(5), weight_format(weights), 512, 16, 13
+    first, second = (rng.standard_normal((n, n), np.float32) * np.float32(n**-0.5) for _ in "ab")
+    given = [kind.pack(kind.quantise(each), n, n).reshape(n // 16, -1) for each in (first, second)]
+    first, second = (kind.values(each.reshape(-1), n, n).astype(np.float64) for each in given)
+    u, x = rng.standard_normal((rows, n), np.float32), np.float32(scale) * rng.standard_normal((rows, n), np.float32)
+    gain, digits = rng.uniform(0.1, 3.0, n).astype(np.float32), packed.DIGITS[precision]
+    fields: dict[str, Any] = {"n": n, "k": n, "tokens": tokens, "precision": precision, "weights": weights, **shape}
+    stream, out = device.array(x), device.empty((rows, n), "f32")
+    tiles = packed.pack(u, tokens, bf16, digits)
+    between, gains = device.empty(tiles.shape, "bf16"), device.array(gain)
+    arrays: dict[str, Any] = {"x": device.array(tiles), "weight": device.array(given[0]), "out": stream, "n_rows": rows}
+    more: dict[str, Any] = {}
+    if left:
+        more = {"squares": device.empty((rows, n // 16), "f32")}
+        arrays |= {"norm_weight": gains, "digits": between, "out_squares": more["squares"]}
+    device.load(PackedGemm(**fields, residual=True, norm_out=left), WHERE).bind(**arrays).launch()
+    if not left:
+        pack = PackTokens(n, tokens, norm="rms", precision=precision)
+        device.load(pack, WHERE).bind(x=stream, norm_weight=gains, out=between, n_rows=rows).launch()
+    spec = PackedGemm(**fields, norm="rms" if left else "")
+    device.load(spec, WHERE).bind(x=between, weight=device.array(given[1]), out=out, n_rows=rows, **more).launch()
+    sums = x.astype(np.float64) + u.astype(np.float64) @ first.T
+    sums = sums / np.sqrt((sums**2).mean(1, keepdims=True) + 1e-6) * gain
+    return out.numpy().astype(np.float64), sums @ second.T
+
+
+@pytest.mark.parametrize(("scale", "shape"), [
+    (1e-3, {}), (1.0, {"split": 3}), (1e9, {"tile_rows": 128}), (1e9, {"weights": "int4_g128"}),
+    (1.0, {"tile_rows": 64, "split": 1, "slices": 2}),
+], ids=str)  # fmt: skip
+def test_a_norm_divided_out_is_as_exact_as_one_before(device: Device, scale: float, shape: dict[str, Any]) -> None:
+    for precision, limit in (("exact", EXACT), ("fast", FAST)):
+        found = {}
+        for left in (True, False):
+            got, want = chain(device, precision, scale, left=left, **shape)
+            found[left] = np.linalg.norm(got - want) / np.linalg.norm(want)
+        assert found[True] < limit, (precision, found)
+        assert found[True] < 1.5 * found[False], (precision, found)
+
+
+def test_tokens_past_the_last_are_zero() -> None:
+    spec = PackedGemm(n=256, k=64, tokens=16, bias=True, residual=True, norm_out=True)
+    out = trial(spec, CpuDevice(mode="check"), target=WHERE, rows=40, n_rows=3).require().outputs
+    found = packed.unpack(out["digits"][:1], 16, 256)
+    assert found[:3].all()
+    assert not found[3:].any()
+    assert out["out_squares"][:3].all()
+    assert np.isnan(out["out_squares"][3:]).all()
+    assert np.isnan(out["digits"][1:].astype(np.float32)).all()
+
+
+def test_no_row_is_a_size_as_others() -> None:
+    for more in ({"norm": "rms"}, {"residual": True, "norm_out": True}):
+        tried(PackedGemm(n=256, k=256, tokens=8, **more), "check", 7, None, n_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"norm_out": True}, r"norm_out: needs a residual stream \(got residual=False; nearest: residual=True\)"),
+        ({"norm": "layer"}, r"norm: must be one of '', rms"),
+        ({"n": 200, "norm_out": True, "residual": True}, r"norm_out: needs n a multiple of 256 \(got 200; nearest"),
+        ({"k": 320, "norm": "rms"}, r"norm: needs k a multiple of 256 \(got 320; nearest: norm=''\)"),
+        ({"tokens": 96, "norm": "rms"}, r"norm: is for at most 64 tokens \(got tokens=96; nearest: norm=''\)"),
+        ({"x_dtype": "f16", "norm": "rms"}, r"norm: needs bf16, which has f32's range \(got x_dtype=f16; nearest"),
+        ({"stream": True, "norm": "rms"}, r"norm: is for whole tiles \(got stream=True; nearest: stream=False\)"),
+        ({"carried": True, "out_dtype": "bf16", "tokens": 64, "norm": "rms"}, "carried: is for tokens that are normed"),
+        ({"norm_out": True, "residual": True, "gated": True, "activation": "silu"}, "norm_out: no product of gate"),
+    ],
+)
+def test_mistakes(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        PackedGemm(**{"n": 256, "k": 256, "tokens": 16, "precision": "fast", **fields})

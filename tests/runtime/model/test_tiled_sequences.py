@@ -1,0 +1,87 @@
+"""Models of nine to 64 sequences, whose products and attention leave rows in the tiles that the next product reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptxgen.models.program import Program
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.runtime import Model
+from ptxgen.runtime.cpu.device import CpuDevice
+from tests.support.array_file import ArrayFile
+from tests.support.families import random_weights, small_spec
+from tests.tools.record_families import N_TOKENS, PROMPT
+
+CLOSE = {"exact": 3e-6, "fast": 3e-2}  # of the largest logit
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+SIX = ["qkv", "rope_append", "attention", "o_proj", "gate_up", "down_proj"]
+
+
+def program(family: str, slots: int, precision: str, format: str, **changes: object) -> Program:
+    """The step of a small model's batch."""
+    spec = small_spec(family, **{**WIDE, **changes})
+    model = Model(ArrayFile(spec, random_weights(spec), format), CpuDevice(mode="fast"), "f32", precision=precision)
+    return model.program("batch", slots)
+
+
+def roles(steps: Program, layer: int) -> list[str]:
+    return [op.role for op in steps.ops if op.layer == layer]
+
+
+@pytest.mark.parametrize(
+    ("slots", "mode", "precision", "format"),
+    [
+        (9, "check", "fast", "bf16"), (17, "random", "fast", "bf16"), (16, "random", "exact", "bf16"),
+        (33, "check", "fast", "int4_g128"), (10, "random", "fast", "e4m3_channel"),
+    ],
+)  # fmt: skip
+def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format: str) -> None:
+    """Six launches a layer but for the first one's norm; free slots disturb nobody."""
+    spec = small_spec("llama", **WIDE)
+    file = ArrayFile(spec, random_weights(spec), format)
+    batch = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision).batch(slots=slots)
+    batch.cache.zero()  # rows past a length are loaded early
+    steps = batch._step.program
+    assert roles(steps, 0) == ["qkv.pack", *SIX]
+    assert roles(steps, 1) == SIX
+    assert "lm_head.pack" not in roles(steps, -1)
+    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
+    joined = [batch.join(PROMPT) for _ in range(slots - 1)]
+    found = {slot: [token] for slot, token in joined}
+    for number in range(2):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+        if number == 0:
+            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
+            largest = np.abs(logits).max()
+            got = batch.logits()[sorted(found)] / largest
+            np.testing.assert_allclose(got, [logits / largest] * len(found), rtol=0, atol=CLOSE[precision])
+    if precision == "exact":
+        assert found == dict.fromkeys(found, want[:3])
+    else:
+        assert [tokens[0] for tokens in found.values()] == want[:1] * len(found)
+
+
+def test_norms_behind_a_product_are_launches() -> None:
+    """Gemma 2 norms what it adds; its attention leaves tiles, as others' does."""
+    steps = program("gemma2", 9, "fast", "bf16")
+    assert {"qkv.pack", "gate_up.pack"} <= set(roles(steps, 1))
+    assert "o_proj.pack" not in roles(steps, 1)
+    assert not any(getattr(op.spec, "norm_out", False) for op in steps.ops)
+
+
+@pytest.mark.parametrize(
+    ("slots", "precision", "format"),
+    [(16, "fast", "q4_k"), (9, "e4m3", "e4m3_channel"), (65, "fast", "bf16"), (9, "exact", "int4_g128")],
+)
+def test_rows_in_units_of_their_own_and_many_rows_are_packed(slots: int, precision: str, format: str) -> None:
+    steps = program("llama", slots, precision, format)
+    assert not any(getattr(op.spec, "norm_out", False) or getattr(op.spec, "tile_tokens", 0) for op in steps.ops)
+
+
+def test_rows_that_are_no_whole_blocks_are_packed() -> None:
+    """Of 64 columns a norm is a launch; attention's tiles have zeros behind them."""
+    steps = program("llama", 9, "fast", "bf16", hidden_size=320, head_dim=80)
+    assert "gate_up.pack" in roles(steps, 1)
+    assert "o_proj.pack" not in roles(steps, 1)
