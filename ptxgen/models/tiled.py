@@ -22,8 +22,9 @@ class TiledProducts(Products):
 
     def reads_tiles(self, kinds: Sequence[str], k: int) -> bool:
         """Whether products with weights of these formats read k columns of a batch as tiles of bf16 rows that another
-        op may leave."""
-        some = self.step == "batch" and FEW < self.rows <= MOST_ROWS_FIRST and self.packs(kinds, k)
+        op may leave; not of invariant batches, whose rows are rounded alike however many there are."""
+        some = self.step == "batch" and not self.batch_invariant and FEW < self.rows <= MOST_ROWS_FIRST
+        some = some and self.packs(kinds, k)
         others = self.digits(kinds, k) or self.integers(kinds, k)  # units of whole rows
         return some and not others and self.scale_group(kinds, k) is None
 

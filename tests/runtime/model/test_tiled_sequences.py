@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptxgen.models.decode import step_program
 from ptxgen.models.program import Program
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model
@@ -85,3 +86,12 @@ def test_rows_that_are_no_whole_blocks_are_packed() -> None:
     steps = program("llama", 9, "fast", "bf16", hidden_size=320, head_dim=80)
     assert "gate_up.pack" in roles(steps, 1)
     assert "o_proj.pack" not in roles(steps, 1)
+
+
+def test_invariant_batches_round_alike_however_many_there_are() -> None:
+    """Their rows are normed before they are rounded, up to eight of them and beyond."""
+    spec = small_spec("llama", **WIDE)
+    fields = {"target": "sm_90a", "precision": "fast", "batch_invariant": True}
+    few, more = (step_program(spec, "bf16", "batch", rows=rows, **fields) for rows in (8, 9))
+    assert roles(few, 1) == roles(more, 1)
+    assert "gate_up.pack" in roles(more, 1)
