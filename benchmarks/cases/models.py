@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ROWS = 64  # rows of a matrix that are drawn
 RECORD_ROWS = 16
+OF_NARROW_ROWS = {"q4_k": "q5_0", "q6_k": "q8_0"}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
 
@@ -45,6 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _config(
         "llama", 16, 2048, 8192, (32, 8, 64), 128256, True, 5e5, rope_scaling=LLAMA3 | {"factor": 32.0}
     ),
+    "qwen2.5-0.5b": _config("qwen2", 24, 896, 4864, (14, 2, 64), 151936, True, 1e6),
     "qwen2.5-1.5b": _config("qwen2", 28, 1536, 8960, (12, 2, 128), 151936, True, 1e6),
     "llama-3-8b": _config("llama", 32, 4096, 14336, (32, 8, 128), 128256, False, 5e5),
 }
@@ -60,7 +62,13 @@ def _but_ends(format: str) -> Callable[[ModelSpec, str], str]:
 
 
 def q4_k_m(spec: ModelSpec, name: str) -> str:
-    """llama.cpp's mix: Q6_K for the head, and in half of the layers for values and the second half of the MLP."""
+    """llama.cpp's mix: Q6_K for the head, and in half of the layers for values and the second half of the MLP; in their
+    place blocks of 32 columns, where rows are no whole blocks of 256."""
+    wide, columns = _q4_k_m(spec, name), spec.tensors()[name][-1]
+    return wide if columns % weight_format(wide).block_cols == 0 else OF_NARROW_ROWS[wide]
+
+
+def _q4_k_m(spec: ModelSpec, name: str) -> str:
     if name == "lm_head" or (name == "embed_tokens" and spec.tied):
         return "q6_k"
     if not name.endswith((".v_proj", ".down_proj")):

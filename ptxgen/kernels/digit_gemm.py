@@ -111,6 +111,7 @@ class DigitGemm(Weighted):
         ),
         dict(n=64, k=512, weights="int4_g128", precision="fast", activation="silu", gated=True, packed_out=True),
         dict(n=64, k=512, weights="e4m3_channel", norm="rms", residual=True, norm_out=True, split=2),
+        dict(n=192, k=576, weights="q5_0", norm="rms", residual=True, norm_out=True, split=2),
     )
 
     def rules(self) -> Iterator[str]:
@@ -125,7 +126,8 @@ class DigitGemm(Weighted):
 
     def _rules_of_fields(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
-        yield from rules.multiple_of("k", self.k, layout.UNIT, layout.UNIT, 1 << 17)
+        unit = few.multiple(self.kind, self.k) if self.weights in FORMATS and self.of_halves else layout.UNIT
+        yield from rules.multiple_of("k", self.k, unit, unit, 1 << 17)
         yield from rules.one_of("weights", self.weights, FORMATS)
         yield from rules.one_of("tokens", self.tokens, tuple(SHAPES))
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))

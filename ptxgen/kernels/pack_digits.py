@@ -45,7 +45,7 @@ class PackDigits(KernelType):
     to the mean square. `norm_offset`: added to the norm's weights.
     """
 
-    dim: int = field(doc="columns of x", draws=(256, 512, 2304))
+    dim: int = field(doc="columns of x", draws=(256, 512, 2304, 576))
     norm: str = ""
     eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
     norm_offset: float = 0.0
@@ -63,11 +63,13 @@ class PackDigits(KernelType):
         dict(dim=512, norm="rms", halves=3, indirect=True),
         dict(dim=256, halves=1),
         dict(dim=256, halves=3, sums=True),
+        dict(dim=576, norm="rms", halves=3),
     )
     lowest_target = "sm_80"
 
     def rules(self) -> Iterator[str]:
-        yield from rules.multiple_of("dim", self.dim, layout.UNIT, layout.UNIT, 1 << 17)
+        unit = few_layout.columns(sums=self.sums) if self.halves else layout.UNIT
+        yield from rules.multiple_of("dim", self.dim, unit, unit, 1 << 17)
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
         if self.sums and not self.halves:
@@ -81,19 +83,19 @@ class PackDigits(KernelType):
             yield f"pack_digits: needs sm_80 or later (got {target}; nearest: sm_80)"
 
     @property
-    def units(self) -> int:
-        """Units of `layout.UNIT` columns in a row."""
-        return self.dim // layout.UNIT
+    def lanes(self) -> int:
+        """Threads that have columns of a row."""
+        return self.dim // OWN
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return min(MOST_THREADS, -(-self.units * LANES // 32) * 32)
+        return min(MOST_THREADS, -(-self.lanes // 32) * 32)
 
     @property
     def parts(self) -> int:
         """CTAs of a row."""
-        return -(-self.units * LANES // self.threads)
+        return -(-self.lanes // self.threads)
 
     def params(self) -> tuple[Param, ...]:
         out = [buffer("x", f32, "rows", self.dim, align=16)]
@@ -130,12 +132,12 @@ class PackDigits(KernelType):
         with b.fragment("begin", "where the thread reads and writes"):
             unit, of_unit = split(b, "unit", "place_of_unit", place, LANES)
             pair, quad = split(b, "pair_of_unit", "quad", of_unit, 4)
-            has_unit = b.op("setp.lt.u32", "unit_exists", unit, self.units)
+            has_unit = b.op("setp.lt.u32", "unit_exists", place, self.lanes)
             source = b.op("mad.wide.u32", "source", row, 4 * self.dim, b.ld_param("x"))
             column = b.op("mul.lo.u32", "own_column", unit, layout.UNIT)
             b.op("mad.lo.u32", column, pair, layout.PAIR, column)
             b.op("mad.lo.u32", column, quad, 4, column)
-            to = b.op("mad.wide.u32", "unit_to", tile, self.units * digits.unit_bytes, b.ld_param("out"))
+            to = b.op("mad.wide.u32", "unit_to", tile, self.dim * digits.unit_bytes // layout.UNIT, b.ld_param("out"))
             b.op("mad.wide.u32", to, unit, digits.unit_bytes, to)
             digits.begin(pair, quad, token, to)
         gains: tuple[Reg, ...] = ()

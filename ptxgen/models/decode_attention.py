@@ -109,7 +109,7 @@ class AttentionOfStep(TiledProducts):
         """The same for a few tokens as bf16 digits."""
         kinds = self._kinds(*QKV)
         few = bool(self.model.block.attention_norm) and self.takes_halves(kinds, self.model.dim)
-        return few and self._rotates_in_place(attention) and (self._stacks() == [QKV] or self.has_sums(kinds))
+        return few and self._rotates_in_place(attention)
 
     def _rotates_in_place(self, attention: Attention) -> bool:
         """Whether a product of q, k and v can rotate its own results and append them."""

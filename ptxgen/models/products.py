@@ -213,7 +213,7 @@ class Products(Draft):
     def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
         """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
         formats = [weight_format(kind) for kind in kinds]
-        some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k)
+        some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k, few_layout.UNIT)
         alike = len({few.has_spans(each) for each in formats}) == 1  # what packs x for one packs it for the others
         small = 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[self._rounding]
         pays = small or not self.has_sums(kinds)
@@ -239,9 +239,9 @@ class Products(Draft):
         chunks = name != "o_proj" or not self.has_sums(kinds) or self.model.shape.head_dim % STACK == 0  # of attention
         return chunks and (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
 
-    def _brings_digits(self, k: int) -> bool:
-        """Whether products bring digits of k columns to shared memory."""
-        whole = k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
+    def _brings_digits(self, k: int, unit: int = layout.UNIT) -> bool:
+        """Whether products bring digits of k columns to shared memory, in units of so many."""
+        whole = k % unit == 0 and k // layout.UNIT <= MOST_UNITS
         return whole and not self.batch_invariant and runs_on(parse_target(self.target))
 
     def integers(self, kinds: Sequence[str], k: int) -> bool:

@@ -60,6 +60,28 @@ def test_ragged_shapes_and_fusions(mode: str, precision: str, rows: int, fields:
     tried(DigitGemm(**{"weights": "int4_g128", "precision": precision, **fields}), mode, rows, limit=EXACT)
 
 
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"k": 1152, "split": 2, "norm": "rms"}, {"k": 192, "n": 192, "residual": True, "norm_out": True},
+     {"k": 960, "n": 64, "gated": True, "activation": "silu", "packed_out": True}],
+    ids=str,
+)  # fmt: skip
+def test_columns_that_are_no_multiple_of_256(name: str, precision: str, fields: dict[str, Any]) -> None:
+    k = 384 if name == "int4_g128" and fields["k"] % 128 else fields["k"]
+    tried(DigitGemm(**{"n": 40, "weights": name, "precision": precision, **fields, "k": k}), "check", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "unit"), [("q8_0", 96, 64), ("q5_0", 32, 64), ("int4_g128", 576, 256), ("q5_0", 6976, 128)]
+)
+def test_x_comes_in_whole_units_and_tiles(name: str, k: int, unit: int) -> None:
+    assert not geometry.takes(weight_format(name), k, "exact")
+    with pytest.raises(SpecError, match=f"k: must be a multiple of {unit} "):
+        DigitGemm(40, k, name, split=4)
+
+
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(
@@ -167,7 +189,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         ({"k": 2304, "split": 8}, r"split: must divide the 18 tiles of k \(got 8"),
         ({"n": 32, "packed_out": True}, r"n: must be a multiple of 64"),
         ({"k": 8960}, r"split: 8960 inputs do not fit in shared memory \(got 1; nearest: 2"),
-        ({"weights": "f16"}, r"weights: must be one of bf16, int4_g32, int4_g64, int4_g128, q8_0, q4_0, e4m3"),
+        ({"weights": "f16"}, r"weights: must be one of bf16, int4_g32, int4_g64, int4_g128, q8_0, q4_0, q5_0, e4m3"),
     ],
 )  # fmt: skip
 def test_mistakes(fields: dict[str, Any], reason: str) -> None:

@@ -51,6 +51,9 @@ def test_unpacking_undoes_packing_to_eight_bits_a_digit(digits: int, error: floa
     ("rows", "fields"),
     [
         (5, {"dim": 256, "halves": 1}),
+        (5, {"dim": 64, "halves": 1}),
+        (9, {"dim": 896, "halves": 3, "norm": "rms"}),
+        (2, {"dim": 4160, "halves": 3, "norm": "rms"}),  # a second CTA has the last 64 columns
         (8, {"dim": 8960, "halves": 3, "programmatic": True}),
         (9, {"dim": 4608, "norm": "rms", "norm_offset": 1.0, "indirect": True, "halves": 1}),
         (3, {"dim": 1536, "norm": "rms", "eps": 0.1, "halves": 3}),
@@ -63,6 +66,9 @@ def test_rows_become_digits(mode: str, rows: int, fields: dict[str, Any]) -> Non
 def test_digits_are_none_or_those_of_a_precision() -> None:
     with pytest.raises(SpecError, match=r"halves: must be one of 0, 1, 3 \(got 2"):
         PackDigits(256, halves=2)
+    for fields in ({}, {"halves": 3, "sums": True}):
+        with pytest.raises(SpecError, match="dim: must be a multiple of 256"):
+            PackDigits(576, **fields)
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -75,6 +81,7 @@ def test_digits_are_none_or_those_of_a_precision() -> None:
         (8, {"n": 300, "k": 512, "gated": True, "activation": "gelu_tanh", "indirect": True, "split": 2}),
         (9, {"n": 2400, "k": 256, "programmatic": True}),
         (7, {"n": 64, "k": 2048, "split": 8}),
+        (6, {"n": 70, "k": 960, "bias": True}),
         (8, {"n": 70, "k": 5632, "split": 4, "residual": True, "programmatic": True}),
     ],
     ids=str,

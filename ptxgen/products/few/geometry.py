@@ -83,9 +83,15 @@ def divides(kind: WeightFormat, k: int, split: int) -> bool:
     return split <= tiles and -(-tiles // split) * split - tiles <= MOST_SPARE * tiles
 
 
+def multiple(kind: WeightFormat, k: int) -> int:
+    """What about k columns must be a multiple of: whole units, and whole tiles, of which copies bring x."""
+    return max(layout.columns(sums=kind.span > 0), kind.fitted(k).tile_k)
+
+
 def takes(kind: WeightFormat, k: int, precision: str) -> bool:
     """Whether eight tokens of k columns fit in shared memory, shared out among some CTAs."""
-    whole = (kind.name in FORMATS or has_spans(kind)) and k % kind.tile_k == 0
+    kind = kind.fitted(k)
+    whole = (kind.name in FORMATS or has_spans(kind)) and k % multiple(kind, k) == 0
     return whole and any(each.fits for each in _shares(1, 1, kind, k, precision))
 
 

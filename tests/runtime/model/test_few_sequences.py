@@ -197,6 +197,36 @@ def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: py
     assert found == dict.fromkeys(range(2), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
 
 
+def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0") -> None:
+    """A step of sequences of a model 192 wide, as Q4_K_M mixes its types, beside the float64 model."""
+    changes = {"hidden_size": 192, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 6}
+    spec = small_spec("qwen2", **changes, num_hidden_layers=2, tie_word_embeddings=True, use_sliding_window=False)
+    mixed = {"embed_tokens": "q8_0", "layers.0.v_proj": "q8_0"}
+    mixed |= {"layers.0.down_proj": "q6_k", "layers.1.down_proj": "q4_k"} if kind == "q5_0" else {}
+    file = ArrayFile(spec, random_weights(spec), kind, mixed)
+    batch = Model(file, device, "f32", chunk=1, precision=precision).batch(slots=slots)
+    batch.cache.zero()
+    ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
+    assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
+    assert [role for layer, role, _ in ops if layer == 0 and role.endswith("_append")] == ["qk_append", "v_append"]
+    joined = [batch.join(PROMPT) for _ in range(slots)]
+    batch.step()
+    reference = ReferenceModel(file.spec, file.values())
+    logits = reference.forward([*PROMPT, joined[0][1]])[-1]
+    found = batch.logits() / np.abs(logits).max()
+    np.testing.assert_allclose(found, [logits / np.abs(logits).max()] * slots, rtol=0, atol=CLOSE[precision])
+
+
+@pytest.mark.parametrize(("slots", "precision"), [(2, "exact"), (8, "exact"), (5, "fast")])
+def test_narrow_rows_in_a_mixture_are_digits_in_two_formats(device: Device, slots: int, precision: str) -> None:
+    narrow_mixture(slots, precision, device)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("check", "q5_0"), ("random", "q5_0"), ("check", "bf16")])
+def test_narrow_rows_in_every_order(mode: str, kind: str) -> None:
+    narrow_mixture(3, "exact", CpuDevice(mode=mode), kind)
+
+
 def test_heads_that_are_no_whole_chunks_leave_rows() -> None:
     """Sums beside digits are of 16 columns, which four lanes of attention must have."""
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=40, num_attention_heads=32)
