@@ -109,6 +109,9 @@ class Steps:
         if settings is not None:
             buffers |= settings.buffers
         self.device.warmup(program.specs())
+        needed = plan_arena(program).nbytes
+        if needed > self.arena.nbytes:  # fewer rows may share k, and leave sums that the longest chunk has not
+            self.arena = self.device.empty(needed, "u8")
         return Step(self.device, program, buffers, self.arena)
 
 

@@ -413,3 +413,12 @@ def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monke
     assert "down_proj.pack" not in roles
     prompt = [*PROMPT, *PROMPT][:16]
     assert model.generate(prompt, 4)[16:] == reference.generate(prompt, 4)
+
+
+def test_a_short_chunk_may_need_more_scratch_memory_than_the_longest(device: Device) -> None:
+    """Products of 16 rows whose CTAs share k leave sums for each other, those of 128 rows none."""
+    spec = small_spec("llama", hidden_size=192, intermediate_size=256, max_position_embeddings=192)
+    file = ArrayFile(spec, random_weights(spec), "q8_0")
+    model = Model(file, device, "f32", chunk=128)
+    prompt = [index % spec.shape.vocab for index in range(17)]
+    assert model.generate(prompt, 3)[len(prompt) :] == ReferenceModel(file.spec, file.values()).generate(prompt, 3)
