@@ -134,7 +134,7 @@ class Chain:
 
     def us(self, replays: int = 9, settle: float = SETTLE_SECONDS) -> float:
         """Microseconds per call: the median over replays, after it was replayed for so many seconds. One replay waits
-        behind the other, so that what keeps the host from launching does not count."""
+        behind the other, so that pauses of the host do not count where a replay takes longer than its launch."""
         settled = time.perf_counter() + settle
         while True:
             self.graph.replay()

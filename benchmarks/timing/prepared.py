@@ -57,8 +57,8 @@ def _made_elsewhere(spec: KernelType, target: str, machine: str) -> Made | None:
 
 
 def _pool() -> Pool:
-    """Processes at a lower priority than the one that measures, for three of four processors: where a machine counts
-    the time of all, more of them stop that one for milliseconds."""
+    """Processes at a lower priority than the one that measures, for three of four processors: under a quota of CPU
+    time, as containers have, more of them would stop that one, too."""
     found = os.environ.get(VARIABLE) or shutil.which("ptxas")
     if found:
         os.environ[VARIABLE] = found

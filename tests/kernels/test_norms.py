@@ -117,6 +117,18 @@ def test_a_nan_stays_one(device: Device, kind: str) -> None:
     assert np.isnan(out).tolist() == [[True, False, False, True]]
 
 
+def test_a_gate_apart_may_be_where_its_result_goes(device: Device) -> None:
+    """As an activation without a gate may; not x with both halves, which is twice as large."""
+    spec, rng = Activation(300, "silu", gated=True, apart=True), np.random.default_rng(2)
+    assert spec.may_alias == {"out": "x"} == Activation(300).may_alias
+    assert not Activation(300, gated=True).may_alias
+    x, up = rng.standard_normal((2, 3, 300)).astype(np.float32)
+    bound = {name: device.array(value) for name, value in (("x", x), ("up", up))}
+    device.load(spec).bind(**bound, out=bound["x"]).launch()
+    device.synchronize()
+    np.testing.assert_allclose(bound["x"].numpy(), spec.reference(x=x, up=up)["out"], rtol=3e-5, atol=3e-7)
+
+
 def test_relu2_of_infinities(device: Device) -> None:
     x = np.float32([[np.inf, -np.inf]])
     assert trial(Activation(2, "relu2"), device, arguments={"x": x}, rows=1).outputs["out"].tolist() == [[np.inf, 0.0]]

@@ -103,12 +103,12 @@ class Shape:
 
     @property
     def most_clusters(self) -> int:
-        """Clusters of a launch at most, each of which goes on to further tiles."""
+        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles."""
         return max(1, PROCESSORS * self.resident // self.share)
 
     @property
     def places(self) -> int:
-        """Clusters that there was room for at once."""
+        """Clusters that there is room for at once, as measured."""
         return CLUSTERS[self.split * self.share] * self.resident
 
 
