@@ -70,10 +70,10 @@ class PackedGemm(PackedProduct):
     largest lose bits, else those below 2^-12 of their block's. Products are those of the bytes, scales are applied to
     their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2);
     `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
-    `by_row`: of K-quants, and of codes without mins, x is f16 in units of its rows as PackTokens leaves it, x_scales f32
-    `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their scales, are
-    numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one, 2e-4): only x
-    is rounded, to 22 bits (of what is below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
+    `by_row`: of K-quants, and of codes without mins, x is f16 in units of its rows as PackTokens leaves it, x_scales
+    f32 `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their
+    scales, are numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one,
+    2e-4): only x is rounded, to 22 bits (of what is below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one

@@ -63,29 +63,29 @@ def pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
     """Fifth bits of codes `[rows, cols]`: 64 columns p at lane·tile_k/16 + p·4, a word; of its byte b, bits 0 … 3 are
     row g in chunks 4p … 4p + 3, column 4t + b; bits 4 … 7 row g + 8. In a tile of 32 columns half a word: of its nibble
     i + 2 · half, bit b is column 4t + b of chunk i."""
-    shifts, dtype = _fifth_shifts(tile_k)
-    fragments = to_fragments(bits.astype(dtype), tile_k)  # [record, tile, chunk, g, t, half, 4]
+    shifts, kept = _fifth_shifts(tile_k)
+    fragments = to_fragments(bits, tile_k)  # [record, tile, chunk, g, t, half, 4]
     split = fragments.reshape(*fragments.shape[:2], -1, len(shifts), *fragments.shape[3:])
-    packed = np.bitwise_or.reduce(split << shifts, (3, 6, 7))  # [record, tile, p, g, t]
-    return np.asarray(packed.transpose(0, 1, 3, 4, 2))
+    reduced = tuple({3, 6, 7} - {kept})
+    packed = np.bitwise_or.reduce(split << shifts, reduced)  # [record, tile, p, g, t, byte]
+    return np.asarray(packed.transpose(0, 1, 3, 4, 2, 5))
 
 
 def unpack_fifth(tiles: np.ndarray, at: int, tile_k: int, rows: int, cols: int) -> np.ndarray:
     """The inverse of `pack_fifth`, from tiles that have them at `at`."""
-    shifts, dtype = _fifth_shifts(tile_k)
-    chunks = tile_k // 16
-    packed = cut(tiles, at, dtype, 8, 4, chunks // len(shifts)).transpose(0, 1, 4, 2, 3)
-    split = packed[:, :, :, None, :, :, None, None] >> shifts & dtype(1)
-    return from_fragments(split.reshape(*split.shape[:2], chunks, *split.shape[4:]).astype(np.uint8), rows, cols)
+    shifts, kept = _fifth_shifts(tile_k)
+    chunks, nbytes = tile_k // 16, {6: 2, 7: 4}[kept]
+    packed = cut(tiles, at, np.uint8, 8, 4, chunks // len(shifts), nbytes).transpose(0, 1, 4, 2, 3, 5)
+    split = np.expand_dims(packed, (3, 6 if kept == 7 else 7)) >> shifts & 1
+    return from_fragments(split.reshape(*split.shape[:2], chunks, *split.shape[4:]), rows, cols)
 
 
-def _fifth_shifts(tile_k: int) -> tuple[np.ndarray, type]:
-    """Where the fifth bits of a word, or of half of one, lie in it, `[chunk, 1, 1, half, column]`; and its type."""
+def _fifth_shifts(tile_k: int) -> tuple[np.ndarray, int]:
+    """Where fifth bits lie in their byte, by `[chunk, 1, 1, half, column]`, and which axis of `[record, tile, p, chunk,
+    g, t, half, column]` the bytes are: columns of a word, or halves of half a word."""
     chunk, half, column = np.ogrid[: min(4, tile_k // 16), :2, :4]
-    dtype, at = (
-        (np.uint32, 8 * column + chunk + 4 * half) if tile_k > 32 else (np.uint16, column + 4 * chunk + 8 * half)
-    )
-    return at[:, None, None].astype(dtype), dtype
+    at, kept = (chunk + 4 * half, 7) if tile_k > 32 else (column + 4 * chunk, 6)
+    return at[:, None, None].astype(np.uint8), kept
 
 
 def fifth_pieces(at: int, tile_k: int) -> tuple[Piece, ...]:
