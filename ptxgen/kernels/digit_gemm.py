@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FORMATS = (*few.FORMATS, *(name for name in weight_formats() if TokenColumns.takes(weight_format(name))))
 MOST_ROWS = 1 << 22
+MOST_NORMED = 1 << 16  # outputs beside which digits and squares go: of more, offsets leave 32 bits
 
 
 @kernel_type
@@ -168,6 +169,8 @@ class DigitGemm(Weighted):
             yield f"share: needs bf16 digits, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
         if self.norm_out:
             yield from self._rules_of_units()
+            if self.n > MOST_NORMED:
+                yield f"n: with norm_out at most {MOST_NORMED} (got {self.n}; nearest: {MOST_NORMED})"
             if not self.residual:
                 yield "norm_out: needs a residual stream (got residual=False; nearest: residual=True)"
 

@@ -147,6 +147,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         ({"norm_out": True}, r"norm_out: needs a residual stream \(got residual=False; nearest: residual=True\)"),
         ({"norm": "layer"}, r"norm: must be one of '', rms"),
         ({"n": 40, "norm_out": True, "residual": True}, r"n: must be a multiple of 64"),
+        ({"n": 98304, "norm_out": True, "residual": True}, r"n: with norm_out at most 65536 \(got 98304"),
         ({"weights": "q4_k", "norm": "rms"}, r"norm: needs bf16 digits \(got halves=False; nearest: norm=''\)"),
     ],
 )
