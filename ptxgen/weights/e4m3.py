@@ -152,10 +152,7 @@ class E4m3(WeightFormat):
                 continue
             for register, selector in zip(pairs, (0x1404, 0x3424), strict=True):
                 b.op("prmt.b32", register, word, 0, selector)
-                b.op("and.b32", sign, register, 0x80008000)
-                b.op("shr.u32", register, register, 1)
-                b.op("and.b32", register, register, 0x3F803F80)
-                b.op("or.b32", register, register, sign)
+                _as_halves(b, register, register, sign)
         return out
 
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
@@ -164,11 +161,7 @@ class E4m3(WeightFormat):
         for half in (0, 1):
             word = words[2 * chunk + half]
             for odd in (0, 1):
-                register, own = out[0][2 * odd + half], word if odd else b.op("shl.b32", shifted, word, 8)
-                b.op("and.b32", sign, own, 0x80008000)
-                b.op("shr.u32", register, own, 1)
-                b.op("and.b32", register, register, 0x3F803F80)
-                b.op("or.b32", register, register, sign)
+                _as_halves(b, out[0][2 * odd + half], word if odd else b.op("shl.b32", shifted, word, 8), sign)
 
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         units, less = self.scales(b, words, chunk)
@@ -188,6 +181,14 @@ class E4m3(WeightFormat):
             if not _converts(b):
                 b.op("mul.f32", factor, factor, 256.0)
             b.op("fma.rn.f32", total, value, factor, total)
+
+
+def _as_halves(b: Builder, out: Reg, word: Reg, sign: Reg) -> None:
+    """The upper byte of each half of a word as f16, 2^-8 of its value: its sign and magnitude where f16 has them."""
+    b.op("and.b32", sign, word, 0x80008000)
+    b.op("shr.u32", out, word, 1)
+    b.op("and.b32", out, out, 0x3F803F80)
+    b.op("or.b32", out, out, sign)
 
 
 def _converts(b: Builder) -> bool:

@@ -108,15 +108,17 @@ class Int4(WeightFormat):
         for half in (0, 1):
             zero = convert.scratch(b, f"zero_pair_{half}", "b32")
             if chunk % per_group == 0:  # 128 + zero, twice
-                at = 2 * (chunk // per_group) + half
-                byte = at % 4
-                word = words[self.chunks + self.groups + at // 4]
-                b.op("prmt.b32", zero, word, 0x43434343, 0x4040 | byte << 8 | byte)
+                self._zero_pair(b, zero, words, 2 * (chunk // per_group) + half, 0x43434343)
             code = low_nibbles(b, words[chunk], half)
             for register, selector in zip(out[half::2], (0x4140, 0x4342), strict=True):
                 b.op("prmt.b32", register, code, 0x43434343, selector)
                 b.op("fma.rn.bf16x2", register, zero, minus, register)
         return (out,)
+
+    def _zero_pair(self, b: Builder, out: Reg, words: Sequence[Reg], at: int, above: int) -> None:
+        """A pair of 16-bit numbers, twice: a byte of `above` over the zero `at` of the tile's."""
+        word, byte = words[self.chunks + self.groups + at // 4], at % 4
+        b.op("prmt.b32", out, word, above, 0x4040 | byte << 8 | byte)
 
     @property
     def scale_chunks(self) -> int:
@@ -135,9 +137,7 @@ class Int4(WeightFormat):
         less, per_group = convert.scratch_array(b, "less_zero", "b32", 2).regs, self.block_cols // 16
         if chunk % per_group == 0:  # −1024 − zero, twice
             for half, register in enumerate(less):
-                at = 2 * (chunk // per_group) + half
-                word, byte = words[self.chunks + self.groups + at // 4], at % 4
-                b.op("prmt.b32", register, word, 0xE4E4E4E4, 0x4040 | byte << 8 | byte)
+                self._zero_pair(b, register, words, 2 * (chunk // per_group) + half, 0xE4E4E4E4)
             b.op("add.rn.f16x2", less[1], less[1], constant(b, "pair_960", pair_of_f16(960)))
         nibbles_to_f16(b, out[0], words[chunk], less)
 
