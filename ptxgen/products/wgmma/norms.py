@@ -117,9 +117,9 @@ class NormedResults(Results):
 
 
 class Roots:
-    """Fragments `begin_roots`, `begin_times`, `find_roots`, `read_squares` and `times_roots`: a warp beside the copying
-    one finds 1 / sqrt(mean + eps) of every token that the CTA finishes, once for a tile of tokens, while the others
-    multiply; these multiply their sums by it."""
+    """Fragments `begin_roots`, `begin_times`, `compare_tokens`, `read_squares` and `times_roots`: a warp beside the
+    copying one finds 1 / sqrt(mean + eps) of every token that the CTA finishes, once for a tile of tokens, while the
+    others multiply; these multiply their sums by it."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         self.b, self.spec, self.at = b, spec, at
@@ -145,7 +145,7 @@ class Roots:
             self.to = b.op("mov.u32", "root_to", self.memory)
             b.op("mad.lo.u32", self.to, self.token, 4, self.to)
             b.op("mov.u32", self.known, NO_TILE)
-        with b.fragment("find_roots", "whether the tile has other tokens than the one before, if there was one"):
+        with b.fragment("compare_tokens", "whether the tile has other tokens than the one before, if there was one"):
             new = b.op("setp.ne.u32", "new_tokens", tasks.token_tile, self.known)
             b.op("setp.ne.and.u32", "passes_tokens", self.known, NO_TILE, new)
             b.op("mov.u32", self.known, tasks.token_tile)

@@ -151,10 +151,10 @@ class Results:
         """What else goes to memory beside results."""
 
     def _find_beside(self, row: Reg, column: Reg) -> None:
-        """Where it goes, of the lane's first token."""
+        """Where that goes, of the lane's first token."""
 
     def _keep_beside(self, values: Sequence[Reg], token: int) -> None:
-        """It, of results that are stored and not wanted any more."""
+        """Store what goes beside a token's results, which are stored already; `values` may be overwritten."""
 
     def _ask_first(self) -> None:
         """Ask for what the first results are added to."""

@@ -1,4 +1,4 @@
-"""Models of two to eight sequences, and prompts of as many rows, whose products read digits of bytes or of bf16."""
+"""Models of 2 to 64 sequences, and prompts of as many rows, whose products read digits of bytes, of bf16 or of f16."""
 
 from __future__ import annotations
 
