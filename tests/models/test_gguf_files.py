@@ -64,7 +64,7 @@ def test_its_tokens_are_those_of_the_weights_it_was_written_from(family: str, tm
 def test_every_covered_type_has_ggufs_own_values(kind: str, tmp_path: Path) -> None:
     sizes = dict(hidden_size=256, intermediate_size=512, num_attention_heads=16, head_dim=16, vocab_size=67)
     path = tmp_path / "m.gguf"
-    if kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):
+    if kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
         write_gguf(path, "qwen3", as_type(Type[kind]), **sizes)
     else:
         write_gguf(path, "qwen3", random_blocks(Type[kind]), **sizes)
