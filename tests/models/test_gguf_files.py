@@ -189,7 +189,7 @@ def test_phi3s_long_and_short_factors_are_tensors(max_len: int, tmp_path: Path) 
 
 
 REFUSED = {
-    "a type": ("blk.1.ffn_up", (96, 40), Type.Q4_1, r"blk.1.ffn_up.weight: Q4_1 is not covered; F32, F16"),
+    "a type": ("blk.1.ffn_up", (96, 36), Type.IQ4_NL, r"blk.1.ffn_up.weight: IQ4_NL is not covered; F32, F16"),
     "a shape": ("blk.1.ffn_up", (95, 64), None, r"blk.1.ffn_up.weight: must have shape \[96, 64\] \(got \[95, 64\]"),
     "another part": (
         "blk.0.ffn_gate_inp",
