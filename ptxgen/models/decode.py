@@ -188,16 +188,15 @@ class _Step(AttentionOfStep):
     def _mlp(self, x: str | Ref) -> None:
         model = self.model
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
-        biased, apart = bool({"gate_proj", "up_proj"} & set(model.biases)), kinds[0] != kinds[1]
-        gated = not biased and not apart
+        form = self.gate_form(kinds)
+        gated = form == "gated"
         packs = self.packs_gate(kinds) and not self._gates_halves(kinds)
         scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
         if packs and self.gives_tiles(kinds):
             assert isinstance(x, str), "several rows are a tensor of their own"
             out = self._packed_gate(x, kinds)
         else:
-            apart |= biased and model.hidden % STACK != 0
-            width = model.hidden if gated or apart else 2 * model.hidden
+            width = 2 * model.hidden if form == "stacked" else model.hidden
             fields = {"gated": True, "activation": model.activation} if gated else {}
             source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
             if gated and self._gives_halves(kinds):
@@ -208,7 +207,8 @@ class _Step(AttentionOfStep):
                 self._gate(source, norm, out, out_dtype=bf16)
             else:
                 out = self.scratch("gate_up.out", model.hidden)
-                (self._gate if gated else self._gate_apart if apart else self._biased_gate)(source, norm, out)
+                gates = {"gated": self._gate, "stacked": self._biased_gate, "apart": self._gate_apart}
+                gates[form](source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 

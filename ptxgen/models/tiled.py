@@ -46,10 +46,18 @@ class TiledProducts(Products):
                 return False
         return True
 
+    def gate_form(self, kinds: Sequence[str]) -> str:
+        """How gate and up, of the first two of these formats, are multiplied: "gated" as one matrix whose product has
+        the activation, with biases "stacked" below one another, "apart" where they cannot be one matrix."""
+        biased = not {"gate_proj", "up_proj"}.isdisjoint(self.model.biases)
+        if kinds[0] != kinds[1] or (biased and self.model.hidden % STACK):
+            return "apart"
+        return "stacked" if biased else "gated"
+
     def gives_tiles(self, kinds: Sequence[str]) -> bool:
         """Whether the product of gate and up leaves tiles for that of down."""
         model = self.model
-        gated = kinds[0] == kinds[1] and not {"gate_proj", "up_proj"} & set(model.biases)
+        gated = self.gate_form(kinds) == "gated"
         rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
         return gated and rounded and model.hidden % WIDE_TILE == 0 and self.packs_gate(kinds)
 
@@ -60,10 +68,8 @@ class TiledProducts(Products):
             return self._tile_tokens(kinds, model.shape.vocab, model.dim)
         if role == "qkv":
             return self._tile_tokens(kinds, model.q_width + 2 * model.kv_width, model.dim)
-        biased, apart = bool(set(names) & set(model.biases)), kinds[0] != kinds[1]
-        if biased or apart:
-            stacked = not apart and model.hidden % STACK == 0
-            return self._tile_tokens(kinds, model.hidden * (1 + stacked), model.dim)
+        if (form := self.gate_form(kinds)) != "gated":
+            return self._tile_tokens(kinds, model.hidden * (2 if form == "stacked" else 1), model.dim)
         fields = {"gated": True, "activation": model.activation}
         fields |= {"packed_out": True} if self.gives_tiles([*kinds, *self._kinds("down_proj")]) else {}
         return self._tile_tokens(kinds, model.hidden, model.dim, **fields)

@@ -21,7 +21,6 @@ from ptxgen.weights.bits import (
     add_fifth,
     bytes_to_f16,
     constant,
-    fragment,
     halves_to_f32,
     low_nibbles,
     nibble_fragment,
@@ -174,10 +173,7 @@ class BlocksOf32(ByteCodes):
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         if self.bits == 4:
             return nibble_fragment(b, words[chunk : chunk + 2])
-        out = fragment(b)
-        for i, register in enumerate(out):
-            b.op("mov.b32", register, self.code_bytes(b, words, chunk + i // 2, i % 2))
-        return out
+        return super().byte_fragment(b, words, chunk)
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

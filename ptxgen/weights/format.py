@@ -294,6 +294,12 @@ class ByteCodes(WeightFormat):
     def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
         bytes_to_f32(b, out, self.code_bytes(b, words, chunk, half), float(self.less))
 
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        out = fragment(b)
+        for i, register in enumerate(out):
+            b.op("mov.b32", register, self.code_bytes(b, words, chunk + i // 2, i % 2))
+        return out
+
     def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
         out = fragment(b)
         less = constant(b, f"less_{128 + self.less}", pair_of_bf16(-128 - self.less))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.weights import q4_k
-from ptxgen.weights.bits import add_fifth, fragment, low_nibbles
+from ptxgen.weights.bits import add_fifth, low_nibbles
 from ptxgen.weights.blocks import (
     field,
     in_blocks,
@@ -107,12 +107,6 @@ class Q5K(ByteCodes):
 
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
-
-    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        out = fragment(b)
-        for i, register in enumerate(out):
-            b.op("mov.b32", register, self.code_bytes(b, words, chunk + i // 2, i % 2))
-        return out
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
