@@ -97,7 +97,8 @@ def test_rows_past_the_last_write_nothing() -> None:
     [
         ({"kv_dtype": "s8"}, r"kv_dtype: must be one of f32, f16, bf16, e4m3"),
         ({"head_dim": 24}, r"head_dim: must be a multiple of 16"),
-        ({"k": 200}, r"k: must be a multiple of 256"),
+        ({"k": 200}, r"k: must be a multiple of 64 .* \(got 200"),
+        ({"k": 192, "weights": "q4_k"}, r"k: must be a multiple of 256 .* \(got 192"),
         ({"precision": "e4m3"}, r"precision: must be one of exact, fast"),
     ],
 )
