@@ -74,6 +74,8 @@ class PackedGemm(PackedProduct):
     f32 `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their
     scales, are numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one,
     2e-4): only x is rounded, to 22 bits (of what is below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
+    `centred`, of exact codes with mins: codes are less a half of their largest, and mins less as much of their scales.
+    Sums of codes and of mins otherwise cancel where a row's elements are nearly equal: of 1 ± 0.01 to 8e-6 (5e-7).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
@@ -163,6 +165,10 @@ class PackedGemm(PackedProduct):
         dict(n=128, k=1152, weights="e4m3_block", tokens=96, x_dtype="e4m3", precision="fast", row_scales=True),
         dict(n=64, k=768, tokens=16, precision="fast", out_dtype="bf16", programmatic=True),
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
+        dict(
+            n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True,
+            centred=True,
+        ),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
         dict(n=52, k=1024, weights="int4_g128", tokens=8, x_dtype="f16", by_row=True, split=1),
         dict(n=44, k=512, weights="q8_0", tokens=8, x_dtype="f16", by_row=True, split=2),
@@ -218,6 +224,8 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("slices", self.slices, (1, SLICES))
         yield from rules.between("last_tiles", self.last_tiles, 0, 1 << 14)
         yield from rules_of_integers(self) if self.by_row else ()
+        if self.centred and not self.by_row:
+            yield "centred: is a choice of by_row (got centred=True, by_row=False; nearest: centred=False)"
         yield from norm_rules(self)
         if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"

@@ -46,9 +46,10 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
 # before weights that are no K-quants. Up to SOME exact ones are so before K-quants alone only where one number holds a
-# weight and rows are not long: digits of bytes are faster elsewhere.
+# weight and rows are not long: digits of bytes are faster elsewhere. Of more than CENTRED_FROM codes are centred.
 FEW, SOME = 8, 16
-INTEGERS_TO = 32
+INTEGERS_TO = {"exact": 512, "fast": 32, "e4m3": 32}
+CENTRED_FROM = 33
 CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}  # by format, and of others
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
@@ -145,7 +146,7 @@ class Products(Draft):
             if fields["x_dtype"] in (e4m3, f16):
                 given["x_scales"] = f"{x}.scales"
             if fields["x_dtype"] == f16:
-                fields["by_row"] = True
+                fields |= self._in_units(held.format)
                 given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
             fields |= {name: getattr(tiles, name) for name in TILE}
@@ -256,7 +257,7 @@ class Products(Draft):
 
     def _most_integers(self, kind: WeightFormat) -> int:
         """Rows that are packed so at most for weights of a format."""
-        return INTEGERS_TO if kind.span else CODES_TO[self.precision].get(kind.name, CODES_TO[self.precision][""])
+        return INTEGERS_TO[self.precision] if kind.span else CODES_TO[self.precision].get(kind.name, CODES_TO[self.precision][""])
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""
@@ -378,9 +379,14 @@ class Products(Draft):
         """Tokens of a tile for products with weights of these formats."""
         of = bf16 if self.scale_group(kinds, k) is None else e4m3
         fields |= {"x_dtype": of, "precision": self._rounding}
-        if self.integers(kinds, k):
-            fields |= {"x_dtype": f16, "by_row": True}
-        return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in dict.fromkeys(kinds))
+        by_row = self.integers(kinds, k)
+        each = {kind: fields | (self._in_units(kind) if by_row else {}) for kind in kinds}
+        return min(self._tiles(n=n, k=k, weights=kind, **own).tokens for kind, own in each.items())
+
+    def _in_units(self, kind: str) -> dict[str, Any]:
+        """Fields of a product of rows in units of their own with weights of a format."""
+        centred = self._rounding == "exact" and self.rows >= CENTRED_FROM and weight_format(kind).has_mins
+        return {"x_dtype": f16, "by_row": True} | ({"centred": True} if centred else {})
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""

@@ -254,6 +254,8 @@ class WeightFormat(ABC):
     # f16 numbers that add up to a code times its integer scale, or to a code where that has none; 0: unknown
     integer_digits: ClassVar[int] = 0
     has_mins: ClassVar[bool] = False  # whether every 32 columns have an integer that is subtracted
+    # of codes with a min, as most of them are: a min is near its scale times this
+    centre: ClassVar[int] = 0
 
     @property
     def integer_pieces(self) -> tuple[Piece, ...]:
@@ -280,6 +282,15 @@ class WeightFormat(ABC):
         """What products of `integers` of the `integer_chunks` from a chunk on are multiplied with in rows g and g + 8,
         and those of `min_integers`, () where there are no mins."""
         return self.scales(b, words, chunk)
+
+    def centred_integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        """`integers` of codes less `centre`, of formats with mins."""
+        raise NotImplementedError(self.name)
+
+    def offsets(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:
+        """What is added to columns beside `centred_integers`, `centre` times their scales less their mins: two
+        fragments like `min_integers`, whose sum it is within 2^-22 of itself, and their units of rows g and g + 8."""
+        raise NotImplementedError(self.name)
 
 
 class ByteCodes(WeightFormat):

@@ -8,7 +8,7 @@ from ptxgen.weights.blocks_of_32 import BlocksOf32, formats
 class Q4_1(BlocksOf32):
     """Codes of 4 bits, an f16 scale and an f16 min for 32 columns."""
 
-    with_min = True
+    with_min, centre = True, 8
     x_sum_factor = 1.0
 
 

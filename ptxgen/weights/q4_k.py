@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
 from ptxgen.weights.bits import (
     NIBBLE_UNITS,
@@ -131,7 +132,7 @@ OWN_MINS = (Piece(2048, 4, "lane", 1), Piece(2176, 2, "lane", 1, half=True))  # 
 class Q4K(ByteCodes):
     """Codes of 4 bits; for 32 columns a scale and a min of 6 bits, for 256 two f16."""
 
-    integer_digits, has_mins = 1, True
+    integer_digits, has_mins, centre = 1, True, 8
 
     span = SUB
 
@@ -184,11 +185,17 @@ class Q4K(ByteCodes):
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         nibble_integers(b, words[chunk], words[16:20], chunk, out[0])
 
+    def centred_integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        nibble_integers(b, words[chunk], words[16:20], chunk, out[0], self.centre)
+
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_block_mins(b, *words[24:])
 
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return block_factors(b, words[22:24], INTEGER_UNITS)
+
+    def offsets(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:
+        return sub_block_offsets(b, words[22:24], *words[24:], self.centre)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -268,31 +275,42 @@ def min_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
 
 
 def sub_block_integers(
-    b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg]
+    b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg],
+    centre: int = 0,
 ) -> None:  # fmt: skip
-    """`integers` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly."""
-    factors, less = (convert.scratch_array(b, f"integer_{name}", "b32", 2) for name in ("scale", "less"))
+    """`integers` less `centre`, by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that,
+    exactly. With a centre 1024 more than that goes first: f16 does not hold all scales so many times."""
+    factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
+    less = () if centre else convert.scratch_array(b, "integer_less", "b32", 2).regs
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     if chunk == 0:
         for word, own in zip(scales, masked, strict=True):
             b.op("and.b32", own, word, 0x3F3F3F3F)
+    minus = constant(b, f"minus_{1024 + centre}", pair_of_f16(-1024 - centre))
     if chunk % 2 == 0:
         upper, t = divmod(chunk // 2, 4)
-        minus = constant(b, "minus_1024", pair_of_f16(-1024))
-        for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
+        for half, factor in enumerate(factors):
             byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
+        for offset, factor in zip(less, factors, strict=False):
             b.op("mul.rn.f16x2", offset, factor, minus)
-    for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
+    for half, factor in enumerate(factors):
         bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half), apart=True)
         for register in out[half::2]:
-            b.op("fma.rn.f16x2", register, register, factor, offset)
+            if centre:
+                b.op("add.rn.f16x2", register, register, minus)
+                b.op("mul.rn.f16x2", register, register, factor)
+            else:
+                b.op("fma.rn.f16x2", register, register, factor, less[half])
 
 
-def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg]) -> None:
-    """`integers` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
-    of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly."""
+def nibble_integers(
+    b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg], centre: int = 0
+) -> None:  # fmt: skip
+    """`integers` of nibbles less `centre`, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the
+    lower end of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly."""
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
+    less = convert.scratch_array(b, "integer_less", "b32", 2).regs if centre else ()
     if chunk == 0:
         for each, own in zip(scales, masked, strict=True):
             b.op("and.b32", own, each, 0x3F3F3F3F)
@@ -305,6 +323,9 @@ def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, ou
         b.op("mov.b32", pair_of_rows, both)
         for factor, scale in zip(factors, pair_of_rows, strict=True):
             b.op("mov.b32", factor, (scale, scale))
+        for offset, factor, unit in zip(less, factors, INTEGER_UNITS, strict=False):
+            minus = constant(b, f"minus_{centre}_of_{unit:.0f}", pair_of_f16(-centre / 16 / unit))
+            b.op("mul.rn.f16x2", offset, factor, minus)
     shifted = convert.scratch(b, "odd_nibbles", "b32")
     for odd in (0, 1):
         if odd:
@@ -312,7 +333,10 @@ def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, ou
         for half, (factor, mask) in enumerate(zip(factors, (0x000F000F, 0x00F000F0), strict=True)):
             register = out[2 * odd + half]
             b.op("and.b32", register, word, mask)
-            b.op("mul.rn.f16x2", register, register, factor)
+            if centre:
+                b.op("fma.rn.f16x2", register, register, factor, less[half])
+            else:
+                b.op("mul.rn.f16x2", register, register, factor)
 
 
 def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
@@ -323,6 +347,52 @@ def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
     for register in out:
         b.op("add.rn.f16x2", register, register, constant(b, "minus_1024", pair_of_f16(-1024)))
     return (*out, *out)
+
+
+def sub_block_offsets(
+    b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, centre: int
+) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:  # fmt: skip
+    """`offsets` by the words of d and dmin and those of `OWN_MINS`; a unit is a power of two near the larger of d and
+    dmin of a row."""
+    mins, scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
+    b.op("and.b32", scales, upper, 0x3F3F3F3F)
+    factor, less, inverse = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less", "inverse_unit"))
+    sub_scales, values, back = (
+        convert.scratch_array(b, f"offset_{name}", "f32", 2).regs for name in ("scale", "value", "back")
+    )
+    units = pair(b, "offset_unit")
+    digits = [convert.scratch_array(b, f"{name}_offset", "b32", 2).regs for name in ("first", "second")]
+    for half, (word, unit) in enumerate(zip(blocks, units, strict=True)):
+        _unit_of(b, word, unit, inverse)
+        halves_to_f32(b, factor, less, word)
+        b.op("mul.f32", factor, factor, inverse)
+        b.op("mul.f32", factor, factor, float(centre))
+        b.op("mul.f32", less, less, inverse)
+        b.op("neg.f32", less, less)
+        bytes_to_f32(b, values, mins, first=2 * half)
+        bytes_to_f32(b, sub_scales, scales, first=2 * half)
+        for value, scale in zip(values, sub_scales, strict=True):
+            b.op("mul.f32", value, value, less)
+            b.op("fma.rn.f32", value, scale, factor, value)
+        convert.pack(b, digits[0][half : half + 1], values, f16)
+        convert.unpack(b, back, digits[0][half : half + 1], f16)
+        for value, known in zip(values, back, strict=True):
+            b.op("sub.f32", value, value, known)
+        convert.pack(b, digits[1][half : half + 1], values, f16)
+    return [(*digit, *digit) for digit in digits], units
+
+
+def _unit_of(b: Builder, word: Reg, unit: Reg, inverse: Reg) -> None:
+    """The power of two below the larger of two f16 numbers (of numbers below 2^-14: 2^-15), and its inverse."""
+    bits, other = convert.scratch(b, "unit_bits", "u32"), convert.scratch(b, "other_bits", "u32")
+    b.op("and.b32", bits, word, 0x7C007C00)
+    b.op("shr.u32", other, bits, 16)
+    b.op("and.b32", bits, bits, 0x7C00)
+    b.op("max.u32", bits, bits, other)
+    b.op("mad.lo.u32", bits, bits, 1 << 13, 127 - 15 << 23)
+    b.op("mov.b32", unit, bits)
+    b.op("sub.u32", bits, 2 * 127 << 23, bits)
+    b.op("mov.b32", inverse, bits)
 
 
 def _own_min_bytes(b: Builder, upper: Reg, lower: Reg) -> Reg:

@@ -9,7 +9,7 @@ class Q5_1(BlocksOf32):
     """Codes of 5 bits, an f16 scale and an f16 min for 32 columns."""
 
     bits = 5
-    with_min = True
+    with_min, centre = True, 16
     x_sum_factor = 1.0
 
 

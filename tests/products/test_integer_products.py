@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import geometry, shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.scale_rules import INTEGERS
+from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
@@ -25,7 +27,7 @@ ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
 
 
 def product(**fields: Any) -> PackedGemm:
-    return PackedGemm(**{"weights": "q4_k", **fields}, x_dtype="f16", by_row=True)
+    return PackedGemm(**{"weights": "q4_k", "x_dtype": "f16", "by_row": True, **fields})
 
 
 # -- PackTokens --------------------------------------------------------------------------------------------------------
@@ -156,6 +158,81 @@ def test_every_code_is_itself(name: str) -> None:
         assert np.array_equal(found.outputs["out"], wanted), first
 
 
+MINS = [name for name in INTEGERS if weight_format(name).has_mins]
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (60, {"tokens": 64, "split": 2, "bias": True, "programmatic": True}),
+        (70, {"tokens": 64, "tile_rows": 128, "share": 2, "residual": True}),
+        (33, {"tokens": 32, "gated": True, "activation": "silu"}),
+        (9, {"tokens": 8, "stream": True, "tile_rows": 64, "indirect": True}),
+    ],
+    ids=str,
+)
+def test_centred_codes(mode: str, name: str, rows: int, fields: dict[str, Any]) -> None:
+    tried(product(n=100, k=1024, weights=name, centred=True, **fields), mode, rows, EXACT)
+
+
+def quantised(name: str, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights about 0 in a format, packed, and their values."""
+    kind = weight_format(name)
+    source = kind.quantise(0.02 * np.random.default_rng(4).standard_normal((n, k), np.float32))
+    packed = kind.pack(source, n, k).reshape(kind.records(n), -1)
+    return packed, kind.dequantise(source, n, k).astype(np.float64)
+
+
+def error(spec: PackedGemm, x: np.ndarray, weight: np.ndarray, values: np.ndarray, where: str = "cpu") -> float:
+    """Of products with x, relative, 2-norm."""
+    packed, units, sums = tokens.pack_by_row(x, spec.tokens, 2)
+    given = {"x": packed, "x_scales": units, "x_sums": sums, "weight": weight}
+    found = trial(spec, open_device(where), target=WHERE, rows=len(x), arguments=given).outputs["out"]
+    wanted = x.astype(np.float64) @ values.T
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_rows_that_are_nearly_equal(where: str, name: str) -> None:
+    """Their sums of codes and of mins cancel: codes that are not centred lose three bits."""
+    n, k = 32, 2048
+    weight, values = quantised(name, n, k)
+    x = 1 + 0.01 * np.random.default_rng(5).standard_normal((8, k), np.float32)
+    found = {each: error(product(n=n, k=k, weights=name, tokens=8, centred=each), x, weight, values, where)
+             for each in (False, True)}  # fmt: skip
+    assert found[True] < EXACT / 2, found
+    assert found[False] > 4 * found[True], found
+
+
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize(
+    ("d", "dmin"),
+    [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (6e-8, 1.0), (1.0, 6e-8), (6e-8, 6e-8), (3e-5, 5e-5), (-0.01, -0.08),
+     (60000.0, 0.1), (0.1, 60000.0), (60000.0, 60000.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_blocks_of_any_size(where: str, name: str, d: float, dmin: float) -> None:
+    """Offsets of centred codes are f16 numbers in a unit of their block, whatever that is."""
+    n, k = 32, 256
+    kind, rng = weight_format(name), np.random.default_rng(6)
+    blocks = kind.quantise(rng.standard_normal((n, k), np.float32))["blocks"]
+    blocks[:] = rng.integers(0, 256, blocks.shape, np.uint8)
+    blocks.reshape(n, -1)[:, :4] = np.array([d, dmin], np.float16).view(np.uint8)
+    source = {"blocks": blocks}
+    weight, values = kind.pack(source, n, k).reshape(kind.records(n), -1), kind.dequantise(source, n, k)
+    spec = product(n=n, k=k, weights=name, tokens=8, centred=True)
+    x = rng.standard_normal((8, k), np.float32)
+    if not values.any():
+        packed, units, sums = tokens.pack_by_row(x, 8, 2)
+        given = {"x": packed, "x_scales": units, "x_sums": sums, "weight": weight}
+        assert not trial(spec, open_device(where), target=WHERE, rows=8, arguments=given).outputs["out"].any()
+        return
+    assert error(spec, x, weight, values.astype(np.float64), where) < EXACT
+
+
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("name", CODES)
 def test_narrow_tiles(mode: str, name: str) -> None:
@@ -232,6 +309,9 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
             r"tile_rows: 192 with by_row is for at most 32 tokens \(got 64; nearest: tokens=32\)",
         ),
         ({"n": 256, "packed_out": True}, "packed_out: needs the unit of a whole row"),
+        ({"weights": "q6_k", "centred": True}, r"centred: is for codes with mins \(got weights='q6_k'"),
+        ({"precision": "fast", "centred": True}, "centred: is for exact products"),
+        ({"by_row": False, "x_dtype": "bf16", "centred": True}, "centred: is a choice of by_row"),
     ],
 )
 def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -261,10 +341,15 @@ def test_two_stages_fit(name: str, count: int, precision: str, fusion: dict[str,
 
 
 @needs_assembler
-@pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("count", [16, 32])
-@pytest.mark.parametrize("precision", ["fast", "exact"])
+@pytest.mark.parametrize(
+    ("name", "count", "precision"),
+    [
+        *itertools.product(INTEGERS, (16, 32), ("fast", "exact")),
+        *itertools.product(("q4_k", "q5_k", "q6_k"), (64, 512), ("exact",)),
+    ],
+)
 def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> None:
+
     for fusion in (
         {"n": 4096, "k": 4096, "residual": True},
         {"n": 4096, "k": 14336, "residual": True},
@@ -273,6 +358,8 @@ def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> N
         {"n": 128256, "k": 4096},
     ):
         fields = {"weights": name, "precision": precision, **fusion}
+        if count > 32:
+            fields["centred"] = name in MINS
         ptx = generate(PackedGemm.best(count, x_dtype=f16, by_row=True, **fields), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
 

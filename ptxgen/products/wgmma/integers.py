@@ -61,6 +61,7 @@ class IntegerMultiplier(ScaledMultiplier):
         self.pending: Part | None = None  # whose sums are not in the totals yet
         self.scales: Sequence[Reg] = ()
         self.less: Sequence[Reg] = ()
+        self.offset_units: Sequence[Reg] = ()
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
@@ -78,10 +79,13 @@ class IntegerMultiplier(ScaledMultiplier):
             self._begin_tile(part)
         for index, chunk in enumerate(part.chunks):
             b.note(f"chunk {chunk} of the tile", after=RUN)
-            kind.integers(b, self.words, chunk, self._fragments(a, index))
-        mins: Sequence[Reg] = ()
-        if self._ends(part) and self.min_sums is not None:
-            mins = kind.min_integers(b, self.words)
+            integers = kind.centred_integers if self.spec.centred else kind.integers
+            integers(b, self.words, chunk, self._fragments(a, index))
+        offsets: Sequence[Sequence[Reg]] = ()
+        if self._ends(part) and self.spec.centred:
+            offsets, self.offset_units = kind.offsets(b, self.words)
+        elif self._ends(part) and self.min_sums is not None:
+            offsets = [kind.min_integers(b, self.words)]
         if self.pending is not None:
             self._promote(self.pending)
         b.note("the products", after=RUN)
@@ -89,9 +93,10 @@ class IntegerMultiplier(ScaledMultiplier):
         for index, chunk in enumerate(part.chunks):
             fresh = chunk % kind.integer_chunks == 0
             self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=fresh)
-        if self.min_sums is not None and mins:
+        if self.min_sums is not None and offsets:
             self._describe_sums(part.tile)
-            b.op(self.of_tokens, self.min_sums.regs, tuple(mins), self.descriptor, 0, 1, 1, 0)
+            for index, own in enumerate(offsets):
+                b.op(self.of_tokens, self.min_sums.regs, tuple(own), self.descriptor, int(index > 0), 1, 1, 0)
         b.op("wgmma.commit_group.sync.aligned")
 
     def _begin_tile(self, part: Part) -> None:
@@ -137,6 +142,8 @@ class IntegerMultiplier(ScaledMultiplier):
         if self._ends(part):
             first = part.chunks[-1] + 1 - self.kind.integer_chunks
             self.scales, self.less = self.kind.integer_units(b, self.words, first)
+            if self.spec.centred:
+                self.less = self.offset_units
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part

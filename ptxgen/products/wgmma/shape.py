@@ -61,7 +61,8 @@ CODE_TILES = (
 # of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
 # four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
-SPILLING = ("q5_0",)  # formats of which 64 tokens by 128 rows spilled 4 bytes
+# formats, and whether their codes are centred: tokens and rows of a tile from which ptxas spilled 4 to 8 bytes
+SPILLING = {("q5_0", False): (64, 128), ("q5_k", True): (32, 256)}
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
 MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
@@ -166,15 +167,20 @@ def of_integers(spec: PackedProduct) -> dict[str, Any]:
 def _tiles_of_integers(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
         same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
-        if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
+        fits = spec.tokens <= FEW_TOKENS and least <= rows <= most and spec.k >= columns
+        if same and fits and not _spills(spec, found[0]):
             yield found[0], found[1], bool(found[2])
+
+
+def _spills(spec: PackedProduct, tile_rows: int) -> bool:
+    tokens, rows = SPILLING.get((spec.weights, spec.centred), (1 << 20, 0))
+    return spec.tokens >= tokens and tile_rows >= rows
 
 
 def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for tokens, parts, most, columns, *found in CODE_TILES:
         fits = spec.tokens <= tokens and rows <= most and spec.k >= columns
-        spills = spec.tokens > FEW_TOKENS and found[0] > 64 and spec.weights in SPILLING
-        if fits and spec.precision == "exact" and parts == spec.parts and not spills:
+        if fits and spec.precision == "exact" and parts == spec.parts and not _spills(spec, found[0]):
             yield found[0], found[1], bool(found[2])
 
 

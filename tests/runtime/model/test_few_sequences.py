@@ -127,7 +127,10 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
         ("batch", 12, ("q6_k", "q5_0"), {}, True),
         ("batch", 12, ("q6_k", "q6_k"), {}, False),
         ("batch", 32, ("q4_k", "q8_0"), {}, True),
-        ("batch", 33, ("q4_k", "q8_0"), {}, False),
+        ("batch", 64, ("q4_k", "q8_0"), {}, True),
+        ("batch", 65, ("q4_k", "q8_0"), {}, False),
+        ("prefill", 512, ("q4_k", "q6_k"), {}, True),
+        ("prefill", 33, ("q4_k", "q6_k"), {"precision": "fast"}, False),
         ("prefill", 512, ("int4_g128", "int4_g128"), {}, True),
         ("prefill", 512, ("int4_g64", "int4_g64"), {}, False),
     ],
@@ -142,17 +145,20 @@ def test_which_rows_are_in_units_of_their_own(
     assert made.integers(formats, 256) == takes
 
 
+@pytest.mark.parametrize("format", ["int4_g128", "q4_k", "q5_k"])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_prompt_of_many_exact_rows(name: str) -> None:
-    """Groups of 128 go so in chunks of prompts, in several tiles of tokens."""
+def test_a_prompt_of_many_exact_rows(name: str, format: str) -> None:
+    """Groups of 128 and K-quants go so in chunks of prompts, in several tiles of tokens; codes with mins are centred.
+    """
     changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     spec = small_spec("llama", **changes, max_position_embeddings=160)
-    file = ArrayFile(spec, random_weights(spec), "int4_g128")
+    file = ArrayFile(spec, random_weights(spec), format, {"layers.1.down_proj": "q6_k"} if format == "q4_k" else {})
     model = Model(file, open_device(name), "f32", chunk=128)
     prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, 128).tolist()
     ops = [op.spec for op in model.program("prefill", 128).ops if op.spec.kernel_name == "packed_gemm"]
     assert ops
     assert all(each.by_row and each.tokens <= 64 for each in ops)
+    assert {each.centred for each in ops if each.weights == format} == {format != "int4_g128"}
     model.prefill(prompt)
     want = ReferenceModel(spec, file.values()).forward(prompt)[-1]
     found = model.steps.logits.numpy()[0]
