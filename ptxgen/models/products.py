@@ -44,13 +44,18 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # Weights of gate and up together, to which a model's K-quants read bf16 digits: three of them take longer than bytes
 # where matrices are large, and save launches. Measured with 2.3e7 and 2.8e7, where they pay, and 1.2e8, where not.
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
-# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
-# before weights that are no K-quants. Up to SOME exact ones are so before K-quants alone only where one number holds a
-# weight and rows are not long: digits of bytes are faster elsewhere. Of more than CENTRED_FROM codes are centred.
+# More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
+# of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
+# long: digits of bytes are faster elsewhere. From CENTRED_FROM on codes are centred.
 FEW, SOME = 8, 16
-INTEGERS_TO = {"exact": 512, "fast": 32, "e4m3": 32}
+K_QUANTS = ("q4_k", "q5_k", "q6_k")
+ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}
+UNITS_TO = {
+    "exact": dict.fromkeys((*K_QUANTS, "int4_g128"), 512) | {"": 64},
+    "fast": ROUNDED_UNITS_TO,
+    "e4m3": ROUNDED_UNITS_TO,
+}
 CENTRED_FROM = 33
-CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}  # by format, and of others
 LONG = 8192
 # what `best` says of a packed product, beside the tokens of its rows
 TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
@@ -257,7 +262,8 @@ class Products(Draft):
 
     def _most_integers(self, kind: WeightFormat) -> int:
         """Rows that are packed so at most for weights of a format."""
-        return INTEGERS_TO[self.precision] if kind.span else CODES_TO[self.precision].get(kind.name, CODES_TO[self.precision][""])
+        most = UNITS_TO[self.precision]
+        return most.get(kind.name, most[""])
 
     def _digit_rows(self, role: str, x: str, k: int, norm: str) -> str:
         """Rows of x as digits of bytes, normed."""

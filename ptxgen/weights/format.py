@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,15 @@ class Piece:
     in_trailer: bool = False
     step: int | None = None
     half: bool = False
+
+
+class Offsets(NamedTuple):
+    """What is added to columns whose codes are centred: two fragments like `WeightFormat.min_integers`, whose sum it is
+    within 2^-22 of itself; what products of `centred_integers`, and these, are multiplied with in rows g and g + 8."""
+
+    fragments: Sequence[Sequence[Reg]]
+    scales: Sequence[Reg]
+    units: Sequence[Reg]
 
 
 @dataclass(frozen=True)
@@ -287,9 +296,8 @@ class WeightFormat(ABC):
         """`integers` of codes less `centre`, of formats with mins."""
         raise NotImplementedError(self.name)
 
-    def offsets(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:
-        """What is added to columns beside `centred_integers`, `centre` times their scales less their mins: two
-        fragments like `min_integers`, whose sum it is within 2^-22 of itself, and their units of rows g and g + 8."""
+    def offsets(self, b: Builder, words: Sequence[Reg]) -> Offsets:
+        """What is added to columns beside `centred_integers`: `centre` times their scales less their mins."""
         raise NotImplementedError(self.name)
 
 

@@ -41,7 +41,7 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.format import ByteCodes, Offsets, Piece, Source
 from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
@@ -194,8 +194,8 @@ class Q4K(ByteCodes):
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return block_factors(b, words[22:24], INTEGER_UNITS)
 
-    def offsets(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:
-        return sub_block_offsets(b, words[22:24], *words[24:], self.centre)
+    def offsets(self, b: Builder, words: Sequence[Reg]) -> Offsets:
+        return sub_block_offsets(b, words[22:24], words[24], words[25], self.centre, INTEGER_UNITS)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -350,36 +350,39 @@ def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
 
 
 def sub_block_offsets(
-    b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, centre: int
-) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:  # fmt: skip
-    """`offsets` by the words of d and dmin and those of `OWN_MINS`; a unit is a power of two near the larger of d and
-    dmin of a row."""
-    mins, scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
-    b.op("and.b32", scales, upper, 0x3F3F3F3F)
+    b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, centre: int, codes: Sequence[float]
+) -> Offsets:  # fmt: skip
+    """`offsets` by the words of d and dmin and those of `OWN_MINS`, in units that are powers of two near the larger of
+    d and dmin; `codes`: those of `centred_integers`."""
+    mins, own_scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
+    b.op("and.b32", own_scales, upper, 0x3F3F3F3F)
     factor, less, inverse = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less", "inverse_unit"))
     sub_scales, values, back = (
         convert.scratch_array(b, f"offset_{name}", "f32", 2).regs for name in ("scale", "value", "back")
     )
-    units = pair(b, "offset_unit")
-    digits = [convert.scratch_array(b, f"{name}_offset", "b32", 2).regs for name in ("first", "second")]
-    for half, (word, unit) in enumerate(zip(blocks, units, strict=True)):
+    scales, units = pair(b, "block_scale"), pair(b, "offset_unit")
+    first, second = (convert.scratch_array(b, f"{name}_offset", "b32", 2).regs for name in ("first", "second"))
+    for half, (word, scale, unit, of_codes) in enumerate(zip(blocks, scales, units, codes, strict=True)):
+        b.note(f"row {'g + 8' if half else 'g'}: {centre} times the scales of 32 columns less their mins, in a unit")
         _unit_of(b, word, unit, inverse)
-        halves_to_f32(b, factor, less, word)
-        b.op("mul.f32", factor, factor, inverse)
+        halves_to_f32(b, scale, less, word)
+        b.op("mul.f32", factor, scale, inverse)
         b.op("mul.f32", factor, factor, float(centre))
         b.op("mul.f32", less, less, inverse)
         b.op("neg.f32", less, less)
+        if of_codes != 1:
+            b.op("mul.f32", scale, scale, of_codes)
         bytes_to_f32(b, values, mins, first=2 * half)
-        bytes_to_f32(b, sub_scales, scales, first=2 * half)
-        for value, scale in zip(values, sub_scales, strict=True):
+        bytes_to_f32(b, sub_scales, own_scales, first=2 * half)
+        for value, of_value in zip(values, sub_scales, strict=True):
             b.op("mul.f32", value, value, less)
-            b.op("fma.rn.f32", value, scale, factor, value)
-        convert.pack(b, digits[0][half : half + 1], values, f16)
-        convert.unpack(b, back, digits[0][half : half + 1], f16)
+            b.op("fma.rn.f32", value, of_value, factor, value)
+        convert.pack(b, first[half : half + 1], values, f16)
+        convert.unpack(b, back, first[half : half + 1], f16)
         for value, known in zip(values, back, strict=True):
             b.op("sub.f32", value, value, known)
-        convert.pack(b, digits[1][half : half + 1], values, f16)
-    return [(*digit, *digit) for digit in digits], units
+        convert.pack(b, second[half : half + 1], values, f16)
+    return Offsets([(*first, *first), (*second, *second)], scales, units)
 
 
 def _unit_of(b: Builder, word: Reg, unit: Reg, inverse: Reg) -> None:

@@ -27,7 +27,7 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.format import ByteCodes, Offsets, Piece, Source
 from ptxgen.weights.order import join
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ class Q5K(ByteCodes):
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
 
-    def offsets(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Sequence[Reg]], Sequence[Reg]]:
-        return q4_k.sub_block_offsets(b, words[26:28], *words[28:], self.centre)
+    def offsets(self, b: Builder, words: Sequence[Reg]) -> Offsets:
+        return q4_k.sub_block_offsets(b, words[26:28], words[28], words[29], self.centre, (1.0, 1.0))
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

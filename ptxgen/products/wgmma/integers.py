@@ -61,7 +61,7 @@ class IntegerMultiplier(ScaledMultiplier):
         self.pending: Part | None = None  # whose sums are not in the totals yet
         self.scales: Sequence[Reg] = ()
         self.less: Sequence[Reg] = ()
-        self.offset_units: Sequence[Reg] = ()
+        self.units: tuple[Sequence[Reg], Sequence[Reg]] | None = None  # of centred codes and their offsets
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
@@ -81,11 +81,7 @@ class IntegerMultiplier(ScaledMultiplier):
             b.note(f"chunk {chunk} of the tile", after=RUN)
             integers = kind.centred_integers if self.spec.centred else kind.integers
             integers(b, self.words, chunk, self._fragments(a, index))
-        offsets: Sequence[Sequence[Reg]] = ()
-        if self._ends(part) and self.spec.centred:
-            offsets, self.offset_units = kind.offsets(b, self.words)
-        elif self._ends(part) and self.min_sums is not None:
-            offsets = [kind.min_integers(b, self.words)]
+        offsets = self._offsets() if self._ends(part) and self.min_sums is not None else ()
         if self.pending is not None:
             self._promote(self.pending)
         b.note("the products", after=RUN)
@@ -98,6 +94,15 @@ class IntegerMultiplier(ScaledMultiplier):
             for index, own in enumerate(offsets):
                 b.op(self.of_tokens, self.min_sums.regs, tuple(own), self.descriptor, int(index > 0), 1, 1, 0)
         b.op("wgmma.commit_group.sync.aligned")
+
+    def _offsets(self) -> Sequence[Sequence[Reg]]:
+        """Fragments that the sums of x are multiplied with, behind the last chunk of a unit."""
+        if not self.spec.centred:
+            return [self.kind.min_integers(self.b, self.words)]
+        assert self.pending is None, "registers of the units before are free"
+        found = self.kind.offsets(self.b, self.words)
+        self.units = found.scales, found.units
+        return found.fragments
 
     def _begin_tile(self, part: Part) -> None:
         """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
@@ -141,9 +146,7 @@ class IntegerMultiplier(ScaledMultiplier):
         b = self.b
         if self._ends(part):
             first = part.chunks[-1] + 1 - self.kind.integer_chunks
-            self.scales, self.less = self.kind.integer_units(b, self.words, first)
-            if self.spec.centred:
-                self.less = self.offset_units
+            self.scales, self.less = self.units or self.kind.integer_units(b, self.words, first)
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part

@@ -104,7 +104,12 @@ class PackedProduct(Weighted):
         doc="e4m3 by weights with scales of blocks: x has a scale a row, not one for every 128 columns",
     )
     norm: str = field(default="", later=True, doc="of x, by its squares, divided out of the product")
-    eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
+    eps: float = field(
+        default=1e-6,
+        later=True,
+        silent="beside squares about 1 it is less than a comparison tells",
+        doc="added to the mean square, with norm",
+    )
     norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
 

@@ -148,8 +148,7 @@ def test_which_rows_are_in_units_of_their_own(
 @pytest.mark.parametrize("format", ["int4_g128", "q4_k", "q5_k"])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_prompt_of_many_exact_rows(name: str, format: str) -> None:
-    """Groups of 128 and K-quants go so in chunks of prompts, in several tiles of tokens; codes with mins are centred.
-    """
+    """In chunks of prompts, in several tiles of tokens; codes with mins are centred."""
     changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     spec = small_spec("llama", **changes, max_position_embeddings=160)
     file = ArrayFile(spec, random_weights(spec), format, {"layers.1.down_proj": "q6_k"} if format == "q4_k" else {})
