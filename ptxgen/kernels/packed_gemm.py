@@ -12,7 +12,6 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
-from ptxgen.products.wgmma import registers
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.carried import CarriedResults, Carrier
@@ -234,7 +233,7 @@ class PackedGemm(PackedProduct):
         tasks.locate()
         ring.make(tasks.takes)
         if at.wide:
-            fewer, more = registers.shares(at)
+            fewer, more = at.shares_of_registers
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):

@@ -231,6 +231,14 @@ class Geometry:
         return groups > 1 and (more or self.sums * groups > most)
 
     @property
+    def shares_of_registers(self) -> tuple[int, int]:
+        """Of a thread that copies and of one that multiplies, where those that copy give up some (`wide`)."""
+        if self.carried:
+            return registers.CARRIED_REGISTERS
+        scarce = self.shape.groups == 2 and (self.pipelined or self.crowded)
+        return registers.FACTORED_REGISTERS if scarce else registers.REGISTERS[self.shape.groups]
+
+    @property
     def records(self) -> int:
         """Records of 16 rows of a CTA, those of gate and of up."""
         return self.row_warps * self.shape.blocks

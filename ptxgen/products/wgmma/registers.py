@@ -13,7 +13,6 @@ from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
-    from ptxgen.products.wgmma.geometry import Geometry
     from ptxgen.products.wgmma.product import PackedProduct
 
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
@@ -128,20 +127,3 @@ def _spilled(spec: PackedProduct, shape: Shape) -> bool:
     beside = spec.residual or activated or (spec.bias and shared)
     seen = {"q5_k": True, "int4_g32": spec.residual and shared, "q6_k": spec.residual and shape.split > 1}
     return bool(seen.get(spec.weights, spec.kind.has_mins and beside))
-
-
-def shares(at: Geometry) -> tuple[int, int]:
-    """Registers of a thread that copies and of one that multiplies, where the warpgroup of copies gives up some."""
-    if at.carried:
-        return CARRIED_REGISTERS
-    scarce = at.shape.groups == 2 and (at.pipelined or at.crowded)
-    return FACTORED_REGISTERS if scarce else REGISTERS[at.shape.groups]
-
-
-def most_activated(at: Geometry, bias: bool) -> int:
-    """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
-    blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them spill),
-    and beside a bias where three warpgroups have many sums."""
-    together = at.halves and at.shape.blocks > 1 and at.result_tokens > MOST_AT_ONCE
-    many = bias and at.shorts == 0 and at.shape.groups == 3 and at.sums > MOST_BIASED
-    return MOST_AT_ONCE if at.activated and together else MOST_BIASED if at.activated and many else at.tokens

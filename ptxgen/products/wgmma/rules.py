@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f32
 from ptxgen.idioms import activation as activations
-from ptxgen.products.wgmma import refusals, registers
+from ptxgen.products.wgmma import refusals
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.norms import norm_rules
+from ptxgen.products.wgmma.registers import MOST_AT_ONCE, MOST_BIASED
 from ptxgen.products.wgmma.scale_rules import rules_of_integers, rules_of_scales, rules_without_scales
 from ptxgen.products.wgmma.shape import FEW_TOKENS, SLICES
 from ptxgen.weights import weight_formats
@@ -90,7 +91,7 @@ def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
             f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
             f"(got {spec.tokens}; nearest: {most})"
         )
-    elif (most := registers.most_activated(at, spec.bias)) < spec.tokens:
+    elif (most := _most_activated(at, spec.bias)) < spec.tokens:
         yield (
             f"tokens: an activation has registers for {most} beside {at.rows} rows (got {spec.tokens}; nearest: {most})"
         )
@@ -98,3 +99,12 @@ def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
         yield refusals.of_carried(spec, spec.tokens, at.shape)
     elif spec.last_tiles and (wrong := refusals.of_last_tiles(spec, at.shape)):
         yield wrong
+
+
+def _most_activated(at: Geometry, bias: bool) -> int:
+    """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
+    blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them spill),
+    and beside a bias where three warpgroups have many sums."""
+    together = at.halves and at.shape.blocks > 1 and at.result_tokens > MOST_AT_ONCE
+    many = bias and at.shorts == 0 and at.shape.groups == 3 and at.sums > MOST_BIASED
+    return MOST_AT_ONCE if at.activated and together else MOST_BIASED if at.activated and many else at.tokens
