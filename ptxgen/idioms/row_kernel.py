@@ -150,12 +150,12 @@ class Rows:
             part.narrow(self.b, values[i * self.share.vector : (i + 1) * self.share.vector])
         self.walk.store(at, parts)
 
-    def only(self, values: Sequence[Reg]) -> None:
-        """Make zero what is beyond the row."""
+    def only(self, values: Sequence[Reg], beyond: float = 0.0) -> None:
+        """Make `beyond` what is beyond the row: -inf before a maximum, which the zeros of `load` would be part of."""
         for i, value in enumerate(values):
             exists = self.walk.exists[i // self.share.vector]
             if exists is not None:
-                self.b.op("selp.f32", value, value, 0.0, exists)
+                self.b.op("selp.f32", value, value, beyond, exists)
 
     def _pieces(self, name: str, dtype: DType, values: Sequence[Reg]) -> tuple[Elements, ...]:
         """The values as vectors of a buffer; the registers that move them are the buffer's, once declared."""

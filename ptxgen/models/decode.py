@@ -17,8 +17,8 @@ from ptxgen.errors import SpecError
 from ptxgen.integers import as_index
 from ptxgen.models.decode_attention import AttentionOfStep
 from ptxgen.models.draft import Formats
-from ptxgen.models.products import PRECISIONS, STACK
 from ptxgen.models.program import Part, Program, Ref
+from ptxgen.models.row_forms import PRECISIONS, STACK
 from ptxgen.models.spec import ModelSpec
 
 CHOICES = ("greedy", "sample", "penalise", "none")

@@ -10,8 +10,9 @@ from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
 from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
-from ptxgen.models.products import QKV, STACK
 from ptxgen.models.program import Ref
+from ptxgen.models.row_forms import STACK
+from ptxgen.models.spec import QKV
 from ptxgen.models.tiled import TiledProducts
 from ptxgen.products.few import layout as few_layout
 from ptxgen.scales import scale_groups

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.dtypes import bf16
-from ptxgen.models.products import FEW, STACK, WIDE_TILE, Products
+from ptxgen.models.products import Products
 from ptxgen.models.program import Ref
+from ptxgen.models.row_forms import FEW, STACK
 from ptxgen.products.wgmma.norms import squares_shape
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
-from ptxgen.products.wgmma.tokens import DIGITS
+from ptxgen.products.wgmma.tokens import DIGITS, PADDED
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 
 
@@ -59,7 +60,7 @@ class TiledProducts(Products):
         model = self.model
         gated = self.gate_form(kinds) == "gated"
         rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
-        return gated and rounded and model.hidden % WIDE_TILE == 0 and self.packs_gate(kinds)
+        return gated and rounded and model.hidden % PADDED == 0 and self.packs_gate(kinds)
 
     def _tokens_behind(self, role: str, names: Sequence[str]) -> int:
         """Tokens of a tile for the products `names` of this layer, which read what a norm makes."""
@@ -78,7 +79,7 @@ class TiledProducts(Products):
         block, dim, held = self.model.block, self.model.dim, self._held(x)
         alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
         tiled = self.is_packed(x) and not self.is_in_digits(x) and held.dtype == bf16
-        if not (tiled and alone and self.reads_tiles(self._kinds_behind(name), dim) and dim % WIDE_TILE == 0):
+        if not (tiled and alone and self.reads_tiles(self._kinds_behind(name), dim) and dim % PADDED == 0):
             return super()._leave_normed(name, x)
         here, tokens = self.layer, held.shape[-2]
         self.layer, role, norm, names = self._next_norm(name)

@@ -182,6 +182,45 @@ HALVES = """{% extends "entry.ptx.j2" %}
 {% endcall %}
 {% endblock %}
 """
+
+
+@dataclass(frozen=True)
+class Largest(RowKernel, KernelType):
+    """out = the largest of a row of x."""
+
+    dim: int = 64
+    kernel_name = "largest"
+
+    def params(self) -> tuple[Param, ...]:
+        return self.row("x"), buffer("out", f32, "rows", access="out")
+
+    def build(self, b: Builder) -> None:
+        rows = self.rows(b)
+        with b.fragment("begin"):
+            most = b.op("mov.f32", "most", float("-inf"))
+        with rows.each("compare", more="more"):
+            values = rows.load("x")
+            rows.only(values, float("-inf"))
+            for value in values:
+                b.op("max.f32", most, most, value)
+        rows.reduce("of_the_row", "max.f32", most)
+        with b.fragment("store"):
+            first = b.op("setp.eq.u32", "first", rows.thread, 0)
+            b.op("st.global.f32", rows.base("out")[0], most, pred=first)
+
+
+LARGEST = """{% extends "entry.ptx.j2" %}
+{% from "flow.ptx.j2" import passes, reduce %}
+{% block body %}
+{{ locate }}
+{{ begin }}
+{% call passes("elements", more) %}
+{{ compare }}
+{% endcall %}
+{{ reduce(of_the_row) }}
+{{ store }}
+{% endblock %}
+"""
 CASES = [(PlainNorm, PLAIN_NORM), (HalfGemv, HALF_GEMV)]
 
 
@@ -211,6 +250,13 @@ def test_two_places_of_a_row_have_registers_of_their_own(dim: int) -> None:
     arguments = {"x": x, "out": np.full((3, dim), np.nan, np.float32)}
     got = outputs(Halves(dim), HALVES, arguments, MODES[0])["out"]
     np.testing.assert_array_equal(got, Halves(dim).reference(**arguments)["out"])
+
+
+@pytest.mark.parametrize("dim", [1, 64, 77, 9000])
+def test_what_lies_beyond_a_row_is_no_part_of_its_maximum(dim: int) -> None:
+    x = -1 - np.random.default_rng(dim).random((3, dim), np.float32)
+    got = outputs(Largest(dim), LARGEST, {"x": x, "out": np.full(3, np.nan, np.float32)}, MODES[0])["out"]
+    np.testing.assert_array_equal(got, x.max(-1))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -160,6 +160,12 @@ SCALED = {
         "qwen3", {"type": "yarn", "factor": 4.0, "original_context_length": 16},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     ),
+    "yarn of other turns": (
+        "qwen2",
+        {"type": "yarn", "factor": 4.0, "original_context_length": 16, "yarn_beta_fast": 4.0, "yarn_beta_slow": 0.5},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
+         "beta_slow": 0.5},
+    ),
     "full layers alone": ("gemma3_text", {"type": "linear", "factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
 }  # fmt: skip
 
@@ -220,11 +226,39 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         open_model(path)
 
 
-def test_metadata_that_changes_what_is_computed_is_refused(tmp_path: Path) -> None:
-    for key in ("llama.expert_count", "llama.attention.sliding_window"):
-        path = write_gguf(tmp_path / "m.gguf", "llama", extra={key: 8})
-        with pytest.raises(FileError, match=rf"{key}: is not covered in a llama model \(got 8\)"):
-            open_model(path)
+CHANGING = {
+    "expert_count": 8, "attention.sliding_window": 8, "attention.causal": False, "rope.freq_base_swa": 5e5,
+    "attention.sliding_window_pattern": 2, "rope.scaling.yarn_ext_factor": 0.0, "rope.scaling.yarn_attn_factor": 2.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", CHANGING)
+def test_metadata_that_changes_what_is_computed_is_refused(key: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", extra={f"llama.{key}": CHANGING[key]})
+    with pytest.raises(FileError, match=rf"llama.{key}: is not covered in a llama model \(got {CHANGING[key]}\)"):
+        open_model(path)
+
+
+def test_metadata_that_says_what_is_so_anyway_is_taken(tmp_path: Path) -> None:
+    extra = {"llama.attention.causal": True, "llama.expert_count": 0, "llama.rope.scaling.yarn_ext_factor": 1.0}
+    assert open_model(write_gguf(tmp_path / "m.gguf", "llama", extra=extra)).spec.rope_style == "norm"
+
+
+def test_a_factor_of_rotated_elements_is_yarns_alone(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", extra={"llama.rope.scaling.attn_factor": 2.0})
+    with pytest.raises(FileError, match=r"attn_factor: must be 1 without yarn or longrope \(got 2.0\)"):
+        open_model(path)
+
+
+@pytest.mark.parametrize("pattern", [0, 1, 3, [True, False, False, True, True, False]], ids=str)
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_a_file_says_which_layers_have_the_window(family: str, pattern: int | list[bool], tmp_path: Path) -> None:
+    arch = gguf.MODEL_ARCH_NAMES[ARCHS[family][0]]
+    extra = {f"{arch}.attention.sliding_window_pattern": pattern}
+    path = write_gguf(tmp_path / "m.gguf", family, extra=extra, num_hidden_layers=6)
+    spec = open_model(path).spec
+    flags = [layer % pattern != 0 if pattern else True for layer in range(1, 7)] if type(pattern) is int else pattern
+    assert [spec.layer(layer).window for layer in range(6)] == [6 if one else 0 for one in flags]
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:

@@ -48,13 +48,17 @@ def gguf_model(family: str, **changes: Any) -> tuple[ModelSpec, dict[str, np.nda
 
 
 def write_gguf(path: Path, family: str, convert: Convert = as_f32, extra: Any = None, **changes: Any) -> Path:
-    """A small model as `convert_hf_to_gguf.py` would write it. `extra`: further metadata: strings, float32, uint32."""
+    """A small model as `convert_hf_to_gguf.py` would write it. `extra`: further metadata: strings, float32, uint32,
+    booleans, lists."""
     arch = ARCHS[family][0]
     spec, weights, config = gguf_model(family, **changes)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _settings(writer, config)
     for key, value in (extra or {}).items():
-        adders: dict[type, Any] = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        adders: dict[type, Any] = {
+            str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool,
+            list: writer.add_array,
+        }  # fmt: skip
         adders[type(value)](key, value)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, values in weights.items():

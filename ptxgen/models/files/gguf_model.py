@@ -14,7 +14,8 @@ import numpy as np
 from ptxgen.errors import FileError, brief
 from ptxgen.models.files.gguf_header import GgufFile, GgufTensor, read_gguf
 from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
-from ptxgen.models.spec import ModelSpec, model_spec
+from ptxgen.models.layers import FULL, SLIDING
+from ptxgen.models.spec import QKV, ModelSpec, model_spec
 
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
@@ -57,6 +58,7 @@ _KEYS = {
     "rope_theta": "rope.freq_base",
 }
 _SLIDING = {"sliding_window": "attention.sliding_window"}
+_BY_LAYER = {**_SLIDING, "layer_types": "attention.sliding_window_pattern"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 ARCHS: dict[str, Arch] = {
     "llama": Arch("llama", "norm"),
@@ -65,13 +67,13 @@ ARCHS: dict[str, Arch] = {
     "gemma": Arch("gemma", one_added=True),
     "gemma2": Arch(
         "gemma2",
-        keys=_SLIDING | _CAPS,
+        keys=_BY_LAYER | _CAPS,
         one_added=True,
         wide=46,
     ),
     "gemma3": Arch(
         "gemma3_text",
-        keys=_SLIDING | {"rope_local_base_freq": "rope.freq_base_swa"},
+        keys=_BY_LAYER | {"rope_local_base_freq": "rope.freq_base_swa"},
         fixed={"rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
         one_added=True,
         wide=62,
@@ -80,18 +82,25 @@ ARCHS: dict[str, Arch] = {
     "smollm3": Arch("smollm3", "norm", fixed={"no_rope_layer_interval": 4}),
     "olmo2": Arch("olmo2"),
 }
-# Metadata that changes what is computed: not covered, but where the architecture has a key for it.
-_CHANGES = (
-    "expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "logit_scale",
-    "residual_scale", "embedding_scale", *_SLIDING.values(), *_CAPS,
-)  # fmt: skip
+# Metadata that changes what is computed, and its value that does not: another is not covered, but where the
+# architecture has a key for it.
+_CHANGES: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            "expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "logit_scale",
+            "residual_scale", "embedding_scale", *_BY_LAYER.values(), *_CAPS, "rope.freq_base_swa",
+        ),
+        0,
+    ),
+    **dict.fromkeys(("attention.causal", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), 1),
+}  # fmt: skip
 
 # Tensors of a layer by ours; the norms stand by their part in the block, see `_names`.
 _PRODUCTS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
     "up_proj": "ffn_up", "down_proj": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
 }  # fmt: skip
-_FUSED = {"attn_qkv": ("q_proj", "k_proj", "v_proj"), "ffn_up": ("gate_proj", "up_proj")}
+_FUSED = {"attn_qkv": QKV, "ffn_up": ("gate_proj", "up_proj")}
 _WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _HEAD_BIAS = "output.bias"
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -142,9 +151,9 @@ def _spec(file: GgufFile, name: str, arch: Arch, max_len: int | None) -> ModelSp
 
 def _config(file: GgufFile, name: str, arch: Arch) -> dict[str, Any]:
     fields = file.fields
-    for key in _CHANGES:
-        value = fields.get(f"{name}.{key}", 0)
-        if key not in arch.keys.values() and not (np.isscalar(value) and value == 0):
+    for key, harmless in _CHANGES.items():
+        value = fields.get(f"{name}.{key}", harmless)
+        if key not in arch.keys.values() and not (np.isscalar(value) and value == harmless):
             raise FileError(f"{file.path}: {name}.{key}: is not covered in a {name} model (got {brief(value)})")
     table = file.tensors.get("token_embd.weight")
     config: dict[str, Any] = {
@@ -154,6 +163,8 @@ def _config(file: GgufFile, name: str, arch: Arch) -> dict[str, Any]:
     for ours, theirs in {**_KEYS, **arch.keys}.items():
         if (value := fields.get(f"{name}.{theirs}")) is not None:
             config[ours] = _plain(value)
+    if "layer_types" in config:
+        config["layer_types"] = _layer_types(fields[f"{name}.attention.sliding_window_pattern"], file, config)
     config["vocab_size"] = table.shape[0] if table else None
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     _defaults(config, file, name, arch)
@@ -165,6 +176,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
         return value[0].item()
     return value
+
+
+def _layer_types(pattern: Any, file: GgufFile, config: Mapping[str, Any]) -> Any:
+    """Which layers have the window: a flag for each, or one number, whose multiples have none (0: all have one)."""
+    layers = config.get("num_hidden_layers")
+    if type(pattern) is int and pattern >= 0 and type(layers) is int and layers <= len(file.tensors):
+        pattern = [pattern == 0 or layer % pattern != 0 for layer in range(1, layers + 1)]
+    # anything else is for `model_spec` to name
+    return [SLIDING if slides else FULL for slides in pattern] if isinstance(pattern, (list, np.ndarray)) else pattern
 
 
 def _defaults(config: dict[str, Any], file: GgufFile, name: str, arch: Arch) -> None:
@@ -203,10 +223,14 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any]:
             "rope_scaling": {"rope_type": "longrope", "attention_factor": attention, **factors},
             "original_max_position_embeddings": original,
         }
+    if kind != "yarn" and attention != 1.0:
+        raise FileError(f"{file.path}: {at}attn_factor: must be 1 without yarn or longrope (got {brief(attention)})")
     if kind == "none":
         return {}
     factor = scaling.get("factor", scaling.get("scale_linear"))
     found = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+    if kind == "yarn":
+        found |= {key: scaling[f"yarn_{key}"] for key in ("beta_fast", "beta_slow") if f"yarn_{key}" in scaling}
     if kind == "yarn" and attention != 1.0 and type(factor) is float and factor > 1:
         found["attention_factor"] = attention * (0.1 * math.log(factor) + 1)
     return {"rope_scaling": found}
