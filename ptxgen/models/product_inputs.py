@@ -42,11 +42,11 @@ class ProductInputs(RowForms):
 
     normed: dict[str, str] = field(default_factory=dict)
 
-    def _input(
-        self, role: str, x: str | Ref, k: int, norm: str, kinds: Sequence[str], n: int, **fields: Any
-    ) -> tuple[str | Ref, str]:
-        """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
-        themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
+    def _input(self, role: str, x: str | Ref, norm: str, **more: Any) -> tuple[str | Ref, str]:
+        """What the products of `role` read, told `more`, and the norm that they apply themselves: of one row x; several
+        rows are normed once, before, and packed where wgmma multiplies them."""
+        kinds, n, k, fields = self.readers(role)
+        fields |= more
         if self.is_token(self.rows):
             if self._held(x).dtype == f32:
                 return x, norm
