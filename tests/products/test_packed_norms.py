@@ -12,11 +12,12 @@ from ptxgen.dtypes import bf16
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import norms
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import VECTOR, Geometry
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
+from ptxgen.weights.format import TILE_ROWS
 from tests.support.packed_products import EXACT, FAST, WHERE, tried
 
 LIMITS = {"exact": EXACT, "fast": FAST}
@@ -72,7 +73,7 @@ def test_roots_of_rows_that_are_longer_than_a_load(wide: bool) -> None:
     fields: dict[str, Any] = {"precision": "exact", "tile_rows": 128} if wide else {"precision": "fast"}
     spec = PackedGemm(n=64, k=2304, tokens=16, norm="rms", split=1, **fields)
     assert Geometry.of(spec).wide == wide
-    loads = spec.k // norms.TILE_ROWS / (norms.LANES * norms.VECTOR)
+    loads = spec.k // TILE_ROWS / (norms.LANES * VECTOR)
     assert norms.FEWER_LOADS < loads < norms.MOST_LOADS < loads * spec.tokens // norms.TOKENS
     tried(spec, "random", 15, LIMITS[spec.precision])
 
