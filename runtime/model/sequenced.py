@@ -288,11 +288,13 @@ class Sequenced:
         lists = tokens.ndim == 1 and not isinstance(prompt, np.ndarray)  # in which NumPy counts True as 1
         if lists and any(isinstance(token, bool) for token in prompt):
             tokens = np.zeros(0)
+        if isinstance(prompt, str):
+            raise SpecError(f"Model: a prompt must be tokens, as source.text().encode makes them (got {brief(prompt)})")
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
             raise SpecError(f"Model: a prompt must be a list of integers, one at least (got {brief(prompt)})")
         if tokens.min() < 0 or tokens.max() >= self.shape.vocab:
-            got = f"{tokens.min()} … {tokens.max()}"
-            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {got})")
+            wrong = tokens[(tokens < 0) | (tokens >= self.shape.vocab)][0]
+            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {wrong})")
         return tokens.astype(np.int32)
 
     def __repr__(self) -> str:
