@@ -5,51 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen import rules
 from ptxgen.dtypes import bf16, f16, f32, u8, u32
 from ptxgen.errors import SpecError
-from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
-from ptxgen.products.wgmma import refusals
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.carried import CarriedResults, Carrier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import REGISTERS, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
-from ptxgen.products.wgmma.norms import NormedResults, Roots, norm_rules, squares, squares_shape
+from ptxgen.products.wgmma.norms import NormedResults, Roots, squares, squares_shape
 from ptxgen.products.wgmma.passing import Passing
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
-from ptxgen.products.wgmma.scale_rules import rules_of_integers, rules_of_scales, rules_without_scales
+from ptxgen.products.wgmma.rules import field_rules, fit_rules
 from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
-from ptxgen.products.wgmma.shape import FEW_TOKENS, SLICES
 from ptxgen.products.wgmma.slices import Slices
 from ptxgen.products.wgmma.streams import Streams
 from ptxgen.products.wgmma.tasks import Tasks
-from ptxgen.weights import weight_formats
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
-
-FORMATS = tuple(name for name in weight_formats() if name != "f32")
-MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
-CARRIED_REGISTERS = (48, 224)  # where two warps beside the copying one store results
-FACTORED_REGISTERS = (24, 240)  # where factors are in registers, too, or registers are few
 
 
 @kernel_type
@@ -174,87 +164,13 @@ class PackedGemm(PackedProduct):
     )  # fmt: skip
 
     def rules(self) -> Iterator[str]:
-        found = list(self._rules_of_fields())
-        yield from found or self._fits()
-
-    def _rules_of_fields(self) -> Iterator[str]:
-        yield from rules.between("n", self.n, 1, 1 << 20)
-        yield from rules.between("k", self.k, 1, 1 << 17)
-        known = list(rules.one_of("weights", self.weights, FORMATS))
-        yield from known
-        if not known and self.k % self.kind.block_cols:
-            step = self.kind.block_cols
-            yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
-        elif not known and self.kind.tile_k < self.columns:
-            yield from rules.multiple_of("k", self.k, self.columns, self.columns, 1 << 17)
-        yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
-        yield from rules.one_of("x_dtype", self.x_dtype.name, ("bf16", "f16", "e4m3"))
-        yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
-        yield from rules_of_scales(self) if self.scaled else rules_without_scales(self)
-        yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
-        if self.gated and not self.activation:
-            yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
-        if self.gated and self.bias:
-            yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
-        if self.packed_out and self.n % packed.PADDED:
-            yield from rules.multiple_of("n", self.n, packed.PADDED, packed.PADDED, 1 << 20)
-        if self.packed_out and self.residual:
-            yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
-        yield from rules.one_of("out_dtype", self.out_dtype.name, ("f32", "bf16", "f16"))
-        if self.out_dtype != f32 and (self.residual or self.packed_out):
-            which = "residual" if self.residual else "packed_out"
-            yield f"out_dtype: with {which} it is f32 (got {self.out_dtype.name}, {which}=True; nearest: f32)"
-        yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
-        yield from rules.one_of("split", self.split, (0, 1, 2, 3, 4, 8))
-        yield from rules.one_of("share", self.share, (0, 1, 2, 4))
-        if self.stream and self.split > 1:
-            yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
-        if self.share * self.split > MOST_CLUSTER:
-            nearest = MOST_CLUSTER // self.split
-            yield (
-                f"share: with split at most {MOST_CLUSTER} CTAs "
-                f"(got share={self.share}, split={self.split}; nearest: {nearest})"
-            )
-        yield from rules.one_of("slices", self.slices, (1, SLICES))
-        yield from rules.between("last_tiles", self.last_tiles, 0, 1 << 14)
-        yield from rules_of_integers(self) if self.by_row else ()
-        yield from norm_rules(self)
-        if self.precision == "exact" and self.x_dtype != bf16 and not self.by_row:
-            yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
+        found = list(field_rules(self))
+        yield from found or fit_rules(self)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
         if not target.includes_any(("sm_90a",)):
             yield f"wgmma: needs sm_90a (got {target}; nearest: sm_90a)"
-
-    def _fits(self) -> Iterator[str]:
-        """Accumulators in registers, the ring in shared memory, k among the CTAs."""
-        mixed = self.by_row and self.tokens <= FEW_TOKENS and self.out_dtype == f32  # gate and up in one block
-        if self.gated and self.tile_rows in (64, 192) and not mixed:
-            yield f"tile_rows: a gated product has 128 or 256 (got {self.tile_rows}; nearest: 128)"
-        elif self.split > self.kind.tiles(self.k):
-            yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
-        elif self.slices > 1 and (wrong := refusals.of_slices(self)):
-            yield wrong
-        else:
-            yield from self._fits_registers(Geometry.of(self))
-
-    def _fits_registers(self, at: Geometry) -> Iterator[str]:
-        if not at.fits:
-            most = max((t for t in packed.TOKENS if Geometry.of(self, t).fits), default=packed.TOKENS[0])
-            yield (
-                f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
-                f"(got {self.tokens}; nearest: {most})"
-            )
-        elif (most := at.most_activated(self.bias)) < self.tokens:
-            yield (
-                f"tokens: an activation has registers for {most} beside {at.rows} rows "
-                f"(got {self.tokens}; nearest: {most})"
-            )
-        elif self.carried and not at.carried:
-            yield refusals.of_carried(self, self.tokens, at.shape)
-        elif self.last_tiles and (wrong := refusals.of_last_tiles(self, at.shape)):
-            yield wrong
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
@@ -317,10 +233,7 @@ class PackedGemm(PackedProduct):
         tasks.locate()
         ring.make(tasks.takes)
         if at.wide:
-            scarce = at.shape.groups == 2 and (at.pipelined or at.crowded)
-            fewer, more = FACTORED_REGISTERS if scarce else REGISTERS[at.shape.groups]
-            if at.carried:
-                fewer, more = CARRIED_REGISTERS
+            fewer, more = at.shares_of_registers
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", fewer)
             with b.fragment("more_registers"):

@@ -14,7 +14,7 @@ import numpy as np
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.idioms.rope_settings import RopeSettings
-from ptxgen.models.spec import ModelSpec
+from ptxgen.models.spec import QKV, ModelSpec
 
 
 class ReferenceModel:
@@ -60,7 +60,7 @@ class ReferenceModel:
             forwarded = self._mlp(layer, self._norm(layer, block.mlp_norm, x))
             x = x + self._norm(layer, block.mlp_post_norm, forwarded)
         x = self._rms(x, self._weights["norm"])
-        logits = self._times(x, "embed_tokens" if spec.tied else "lm_head")
+        logits = self._times(x, spec.head)
         if spec.head_bias:
             logits = logits + self._weights["lm_head.bias"]
         return np.asarray(spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits)
@@ -102,7 +102,7 @@ class ReferenceModel:
 
     def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
         spec, shape = self.spec, self.spec.shape
-        q, k, v = self._products(layer, ("q_proj", "k_proj", "v_proj"), "qkv_proj", x)
+        q, k, v = self._products(layer, QKV, "qkv_proj", x)
         if spec.block.qk_norm == "row":
             q, k = self._norm(layer, "q_norm", q), self._norm(layer, "k_norm", k)
         q, k, v = (part.reshape(len(x), -1, shape.head_dim) for part in (q, k, v))

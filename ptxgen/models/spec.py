@@ -18,7 +18,8 @@ from ptxgen.models.keys import MODEL, check
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
 }  # fmt: skip
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+QKV = ("q_proj", "k_proj", "v_proj")
+ATTENTION = (*QKV, "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -71,7 +72,7 @@ _GEMMA = {
 BLOCKS: dict[str, Block] = {
     "llama": Block(attention_bias=True, mlp_bias=True),
     "mistral": Block(),
-    "qwen2": Block(biases=("q_proj", "k_proj", "v_proj")),
+    "qwen2": Block(biases=QKV),
     "qwen3": Block(qk_norm="head", attention_bias=True),
     "gemma": Block(**_GEMMA),  # type: ignore[arg-type]
     "gemma2": Block(**_GEMMA, **_FOUR_NORMS, soft_capped=30.0),  # type: ignore[arg-type]
@@ -117,6 +118,11 @@ class ModelSpec:
         raise SpecError(f"layer: must be from 0 to {self.shape.n_layers - 1} (got {index!r})")
 
     @property
+    def head(self) -> str:
+        """The matrix whose product are the logits."""
+        return "embed_tokens" if self.tied else "lm_head"
+
+    @property
     def q_width(self) -> int:
         """Elements of a token's queries."""
         return self.shape.n_heads * self.shape.head_dim
@@ -152,7 +158,7 @@ class ModelSpec:
         """Every tensor that a file of this model holds, by name: `(rows, cols)` of a matrix, `(n,)` of a vector."""
         products = self.products()
         if self.block.fused:
-            parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+            parts = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
             for name, members in parts.items():
                 shapes = [products.pop(member) for member in members]
                 products[name] = (sum(rows for rows, _ in shapes), self.dim)

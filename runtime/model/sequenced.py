@@ -19,8 +19,8 @@ from ptxgen.integers import as_index
 from ptxgen.models import ModelShape
 from ptxgen.models.memory_plan import positions_at_once
 from ptxgen.models.packing import WeightSource
-from ptxgen.models.products import PRECISIONS
 from ptxgen.models.program import Program
+from ptxgen.models.row_forms import PRECISIONS
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import cache_dtype, flags, within

@@ -11,9 +11,9 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
-from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS
 from ptxgen.products.wgmma import shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.registers import CARRIED_REGISTERS
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target

@@ -16,7 +16,8 @@ from ptxgen.errors import SpecError
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import shape, tokens
-from ptxgen.products.wgmma.geometry import FACTORED, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.registers import FACTORED
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler

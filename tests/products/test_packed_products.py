@@ -11,9 +11,9 @@ from ptxgen import generate
 from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
-from ptxgen.kernels.packed_gemm import FORMATS
 from ptxgen.products.wgmma import geometry, shape, tasks, tokens
 from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.rules import FORMATS
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.packed_products import EXACT, FAST, WHERE, tried
 

@@ -10,9 +10,10 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.kernels.packed_gemm import CARRIED_REGISTERS, FACTORED_REGISTERS, FORMATS
 from ptxgen.products.wgmma import few_tiles, geometry, tiles, tokens
-from ptxgen.products.wgmma.geometry import REGISTERS, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.registers import CARRIED_REGISTERS, FACTORED_REGISTERS, REGISTERS
+from ptxgen.products.wgmma.rules import FORMATS
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
 

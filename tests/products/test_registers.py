@@ -12,9 +12,9 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
-from ptxgen.kernels.packed_gemm import FORMATS
 from ptxgen.products.wgmma import tokens
 from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.rules import FORMATS
 from ptxgen.products.wgmma.scale_rules import INTEGERS
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial

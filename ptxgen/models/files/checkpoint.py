@@ -29,7 +29,7 @@ from ptxgen.models.files.modelfile import (
     sliced,
 )
 from ptxgen.models.files.stored import Stored
-from ptxgen.models.spec import ModelSpec, model_spec
+from ptxgen.models.spec import QKV, ModelSpec, model_spec
 
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
@@ -49,7 +49,7 @@ _UNUSED = ("input_scale", "k_scale", "v_scale", "rotary_emb.inv_freq")
 # Parts of a multimodal model that its text model does without.
 _OTHERS = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
 _PARTS = ("weight", "bias", "weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "g_idx")
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_FUSED = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
 _OUTER = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)?")
 
 

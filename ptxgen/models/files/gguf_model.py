@@ -15,7 +15,7 @@ from ptxgen.errors import FileError, brief
 from ptxgen.models.files.gguf_header import GgufFile, GgufTensor, read_gguf
 from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
 from ptxgen.models.layers import FULL, SLIDING
-from ptxgen.models.spec import ModelSpec, model_spec
+from ptxgen.models.spec import QKV, ModelSpec, model_spec
 
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
@@ -100,7 +100,7 @@ _PRODUCTS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
     "up_proj": "ffn_up", "down_proj": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
 }  # fmt: skip
-_FUSED = {"attn_qkv": ("q_proj", "k_proj", "v_proj"), "ffn_up": ("gate_proj", "up_proj")}
+_FUSED = {"attn_qkv": QKV, "ffn_up": ("gate_proj", "up_proj")}
 _WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _HEAD_BIAS = "output.bias"
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ptxgen.dtypes import f32
+from ptxgen.products.wgmma import registers
 from ptxgen.products.wgmma.refusals import of_carried
-from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, Shape, choose, smaller, stores_halves
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
-from ptxgen.weights.e4m3 import BLOCK
-from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -32,44 +29,7 @@ EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
 # read; not where launches that overlap have room side by side
 APART_STAGES = 4
 FEWEST = 2  # stages: one is released when the products of the next have begun
-MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
-MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
-# sums of a row, short ones among them, of each of at most two warpgroups, from which on registers are few
-CROWDED = 312
-# the same before an activation of sums with scales, by how many warpgroups have two blocks of rows, or one
-CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
-CROWDED_STREAM = {(2, 1): 192}  # and where CTAs share k evenly
-MOST_AT_ONCE = 104  # tokens of two blocks of rows that an activation turns to 16 bits at once
-MOST_BIASED = 128  # sums of three warpgroups beside which an activation with a bias has registers
-
-
-class Tight(NamedTuple):
-    """Sums of a row from which on weights that are converted leave few registers; whether those of 16 bits do, too, and
-    whether only where CTAs share k evenly."""
-
-    sums: int
-    of_halves: bool = True
-    in_streams: bool = False
-
-
-# by precision and warpgroups; of exact products one chunk is then on its way at a time
-TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
-ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")  # of 128 tokens clean with packed results, too
-LARGEST_PIECE = 128  # tokens of a product whose sums are short
-# registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-PROCESSOR_REGISTERS, MOST_REGISTERS = 1 << 16, 255  # of a multiprocessor, of a thread
-# loads of a lane of what results are added to, on their way together; registers that results take beside sums and these
-RESIDUAL_LOADS, BESIDE_SUMS = 6, 72
-FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
-PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
 FACTOR_BYTES = 16  # of a stage beside a byte for every token
-# products of e4m3 by weights with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product,
-# sets of their sums and of fragments of A. The same by `blocks.py`, which has no factors in registers, and of more than
-# `MOST_ADDED` tokens whose k CTAs share
-FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
-UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
-MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -99,87 +59,9 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * shape.slices * together * columns
 
 
-def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
-    """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
-    ones, and two sets where they can take turns, as far as there are registers."""
-    places = shape.own_tiles * shape.blocks  # of fragments in a stage
-    for pieces, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
-        piece = tokens // pieces
-        turns = shorts <= places * pieces and sets <= places
-        if piece > LARGEST_PIECE or piece % 8 or tokens % pieces or not turns:
-            continue
-        registers = tokens * shape.blocks // 2 + shorts * piece // 2 + FRAGMENTS * sets
-        registers += piece // 8 if spec.by_block else 0  # of factors
-        if registers <= PROMOTED[shape.groups]:
-            return piece, shorts, sets
-    return min(tokens, LARGEST_PIECE), 1, 1
-
-
 def _sliced_bytes(shape: Shape, tokens: int, records: int) -> int:
     """Of the sums that warpgroups that share k give each other: half of the tokens' each."""
     return 4 * tokens * records * TILE_ROWS if shape.slices > 1 else 0
-
-
-def _alone_with_two(shape: Shape, tokens: int) -> bool:
-    """Whether one warpgroup has as many sums of two blocks as of one tile of most tokens."""
-    return shape.groups == 1 and shape.blocks > 1 and tokens * shape.blocks > MOST_ADDED
-
-
-def _pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether sums of blocks take turns with products: of CTAs that have whole blocks of rows, all of them there."""
-    rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
-    if not spec.in_blocks or spec.parts > 1 or (rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
-        return False
-    if spec.residual and tokens > MOST_ADDED:
-        return False
-    whole = spec.kind.records(spec.n) % (rows // TILE_ROWS * shape.share) == 0
-    return whole and shape.groups == 2 and shape.tiles == 1
-
-
-def _pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, factored: bool) -> tuple[int, int, int]:
-    """Tokens of a product, sets of its sums where these are short, and of fragments of A."""
-    rows = WARPS * shape.groups * shape.blocks * TILE_ROWS
-    promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(spec.precision == "exact"), 2)
-    if pipelined:
-        promoted = (FACTORED if factored else UNIFORM)[rows, tokens]
-    tall = spec.row_scales and tokens > MOST_ADDED
-    shared = spec.in_blocks and (spec.stream or shape.split > 1) and tokens % UNIFORM_SHARED[0] == 0
-    if shared and (tall or _alone_with_two(shape, tokens)):
-        promoted = UNIFORM_SHARED
-    if spec.by_row:
-        more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
-        more |= spec.digits > 1 and tokens > FEW_TOKENS  # else some texts of two blocks of rows spill
-        promoted = tokens * (spec.digits + more), 1, 2
-    return promoted
-
-
-def _tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether registers are too few for sums and weights on their way to products, so that ptxas spilled 4 to 56 bytes:
-    of two warpgroups that share k evenly, of three, where 13 warps have 128 each, and of one with exact gate and up of
-    int4_g128 whose k CTAs share. Of 128 tokens without `stream` those that spilled are a table: `_spilled`."""
-    if not spec.converts:
-        return False
-    how = (spec.precision, shape.groups)
-    if how == ("exact", 1) and spec.gated and shape.split > 1:
-        return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
-    if how == ("fast", 3) and tokens == MOST_SUMS[4] and not spec.stream:
-        return _spilled(spec, shape)
-    found = TIGHT.get(how)
-    if found is None or tokens * shape.blocks < found.sums:
-        return False
-    return (found.of_halves or not isinstance(spec.kind, Half)) and (spec.stream or not found.in_streams)
-
-
-def _spilled(spec: PackedProduct, shape: Shape) -> bool:
-    """Whether ptxas spilled of 128 tokens by 192 rows: by format, and by what else the tile has (residual, bias,
-    activation)."""
-    if spec.activation and spec.packed_out:
-        return spec.weights not in ROOMY
-    shared = shape.share > 1
-    activated = spec.activation and (shared or spec.out_dtype != f32)
-    beside = spec.residual or activated or (spec.bias and shared)
-    seen = {"q5_k": True, "int4_g32": spec.residual and shared, "q6_k": spec.residual and shape.split > 1}
-    return bool(seen.get(spec.weights, spec.kind.has_mins and beside))
 
 
 def _carries(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
@@ -235,7 +117,7 @@ class Geometry:
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
             sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 else 0
-            pipelined = _pipelined(spec, tokens, shape)
+            pipelined = registers.pipelined(spec, tokens, shape)
             factored = pipelined and spec.by_block
             beside = scales + (tokens + FACTOR_BYTES if factored else 0)
             stage = -(-shape.tiles * (per_tile + beside + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
@@ -244,7 +126,7 @@ class Geometry:
             ctas = shape.split * -(-spec.parts * kind.records(spec.n) // records)  # that take all rows
             side_by_side = spec.programmatic and 2 * ctas <= PROCESSORS  # with those of the launch ahead
             # a CTA whose copying warpgroup gives up registers has warps that end before others wait for the cluster
-            tight = _tight(spec, tokens, shape)
+            tight = registers.tight(spec, tokens, shape)
             narrow = shape.groups == 1 or not (exact or spec.by_row or spec.promotes or tight)
             fitting = tokens <= MOST_ROWS_FIRST and shape.share == 1 and narrow and not side_by_side
             apart = fitting and 0 < sums <= room - results - APART_STAGES * stage
@@ -272,8 +154,8 @@ class Geometry:
                 break
         of_whole = spec.parts * kind.records(spec.n) - spec.last_tiles * records // shape.groups
         groups = -(-of_whole // (records * shape.share)) * shape.share + spec.last_tiles
-        most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
-        promoted = _pieces(spec, tokens, shape, pipelined, factored)
+        most = (registers.MOST_PROMOTED if spec.promotes else registers.MOST_SUMS)[shape.groups]
+        promoted = registers.pieces(spec, tokens, shape, pipelined, factored)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
@@ -298,17 +180,9 @@ class Geometry:
         if self.tight:
             return self.shape.split == 1  # else what is asked for early needs it
         if self.activated and self.shorts == 0:
-            table = CROWDED_ACTIVATED | (CROWDED_STREAM if self.streams else {})
+            table = registers.CROWDED_ACTIVATED | (registers.CROWDED_STREAM if self.streams else {})
             return self.sums >= table.get((self.shape.groups, self.shape.blocks), self.sums + 1)
-        return self.shorts > 0 and not self.exact and self.shape.groups <= 2 and self.sums >= CROWDED
-
-    def most_activated(self, bias: bool) -> int:
-        """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
-        blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them
-        spill), and beside a bias where three warpgroups have many sums."""
-        together = self.halves and self.shape.blocks > 1 and self.result_tokens > MOST_AT_ONCE
-        many = bias and self.shorts == 0 and self.shape.groups == 3 and self.sums > MOST_BIASED
-        return MOST_AT_ONCE if self.activated and together else MOST_BIASED if self.activated and many else self.tokens
+        return self.shorts > 0 and not self.exact and self.shape.groups <= 2 and self.sums >= registers.CROWDED
 
     @property
     def turns(self) -> bool:
@@ -357,13 +231,12 @@ class Geometry:
         return groups > 1 and (more or self.sums * groups > most)
 
     @property
-    def residual_loads(self) -> int:
-        """Loads of what results are added to that a lane has on its way, as far as there are registers."""
-        groups = -(-self.threads // (32 * WARPS))  # ptxas gives as many as whole warpgroups could have
-        most = min(MOST_REGISTERS, PROCESSOR_REGISTERS // (32 * WARPS * groups * self.shape.resident))
-        if self.wide:
-            most = REGISTERS[self.shape.groups][1]
-        return max(1, min(RESIDUAL_LOADS, (most - self.sums // 2 - BESIDE_SUMS) // VECTOR))
+    def shares_of_registers(self) -> tuple[int, int]:
+        """Of a thread that copies and of one that multiplies, where those that copy give up some (`wide`)."""
+        if self.carried:
+            return registers.CARRIED_REGISTERS
+        scarce = self.shape.groups == 2 and (self.pipelined or self.crowded)
+        return registers.FACTORED_REGISTERS if scarce else registers.REGISTERS[self.shape.groups]
 
     @property
     def records(self) -> int:

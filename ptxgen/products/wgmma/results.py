@@ -16,6 +16,7 @@ from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, VECTOR, WARPS, Geometry
 from ptxgen.products.wgmma.outlets import RowsOut, TilesOut
+from ptxgen.products.wgmma.registers import REGISTERS
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.rounds import build_rounds
 from ptxgen.products.wgmma.tasks import Tasks
@@ -23,6 +24,19 @@ from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
+
+PROCESSOR_REGISTERS, MOST_REGISTERS = 1 << 16, 255  # of a multiprocessor, of a thread
+# loads of a lane of what results are added to, on their way together; registers that results take beside sums and these
+RESIDUAL_LOADS, BESIDE_SUMS = 6, 72
+
+
+def _loads_ahead(at: Geometry) -> int:
+    """Loads of what results are added to that a lane has on its way, as far as there are registers."""
+    groups = -(-at.threads // (32 * WARPS))  # ptxas gives as many as whole warpgroups could have
+    most = min(MOST_REGISTERS, PROCESSOR_REGISTERS // (32 * WARPS * groups * at.shape.resident))
+    if at.wide:
+        most = REGISTERS[at.shape.groups][1]
+    return max(1, min(RESIDUAL_LOADS, (most - at.sums // 2 - BESIDE_SUMS) // VECTOR))
 
 
 class Results:
@@ -42,7 +56,7 @@ class Results:
         ]
         self.buffer_bytes = at.parts * self.part_bytes
         self.loads = at.out_tokens // self.together  # of a tile
-        self.ahead = min(self.loads, at.residual_loads) if spec.residual else 0
+        self.ahead = min(self.loads, _loads_ahead(at)) if spec.residual else 0
         self.before = [b.array(f"before{load}_", "f32", VECTOR).regs for load in range(self.ahead)]
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 

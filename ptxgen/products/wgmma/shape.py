@@ -87,6 +87,11 @@ class Shape:
     last: int = 0
 
     @property
+    def rows(self) -> int:
+        """Rows of weights of a CTA, those of gate and of up."""
+        return 64 * self.groups * self.blocks
+
+    @property
     def units(self) -> int:
         """What a tile's rows are counted in: a warpgroup's where some tiles have these alone, else all of them."""
         return self.groups if self.last else 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.models import products
+from ptxgen.models import products, row_forms
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
@@ -162,7 +162,7 @@ def test_a_prompt_of_many_exact_rows(name: str) -> None:
 @pytest.mark.parametrize("most", [0, 1 << 40])
 def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
-    monkeypatch.setitem(products.SPANS_TO_WEIGHTS, "exact", most)
+    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "exact", most)
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
@@ -182,8 +182,8 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
 
 def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What attention leaves lies otherwise before each, and no product leaves digits for a layer of the other kind."""
-    monkeypatch.setattr(products, "LARGE", 0)
-    monkeypatch.setitem(products.HALVES_FROM_WEIGHTS, "exact", 0)
+    monkeypatch.setattr(row_forms, "LARGE", 0)
+    monkeypatch.setitem(row_forms.HALVES_FROM_WEIGHTS, "exact", 0)
     spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
     mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)

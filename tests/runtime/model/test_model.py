@@ -308,7 +308,7 @@ def test_chunks_are_powers_of_two_and_exact() -> None:
 )
 def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPatch, family: str, format: str) -> None:
     """Exact: the float64 model's tokens; fast: its logits within what bf16 leaves."""
-    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
     file = file_of(family, format)
     reference = ReferenceModel(file.spec, file.values())
     exact = Model(file, device, "f32", chunk=8)
@@ -326,7 +326,7 @@ def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPa
 def test_prompts_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
     """Queries have 16 bits, and keys and values, too, in memory of one layer for all layers, where there is room for it
     and it is faster; what comes out is the same to the bit."""
-    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
     file, options = file_of("llama", "bf16"), {"chunk": 8, "precision": "fast"}
 
     def prompt(widened: bool) -> tuple[np.ndarray, MemoryPlan]:
@@ -403,7 +403,7 @@ def test_attention_finds_a_query_of_every_free_slot() -> None:
 
 
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=2)  # of the last, one row alone goes there
     file = ArrayFile(spec, random_weights(spec), "bf16")
     model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(spec, file.values())

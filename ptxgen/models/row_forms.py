@@ -1,0 +1,222 @@
+"""In which form rows go into the products of a step: by formats, columns and how many rows there are. Makes no op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ptxgen.dtypes import e4m3
+from ptxgen.models.draft import Draft
+from ptxgen.models.program import Ref, Tensor
+from ptxgen.models.spec import MLP, QKV, ModelSpec
+from ptxgen.products.bytes import layout
+from ptxgen.products.bytes.columns import TokenColumns
+from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
+from ptxgen.products.few import geometry as few
+from ptxgen.products.few import layout as few_layout
+from ptxgen.products.wgmma.tokens import COLUMNS, PADDED, columns
+from ptxgen.targets import target as parse_target
+from ptxgen.weights import weight_format
+from ptxgen.weights.e4m3 import BLOCK, E4m3
+from ptxgen.weights.format import WeightFormat
+
+PRECISIONS = ("exact", "fast", "e4m3")
+STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
+# Rows from which wgmma is faster than mma.sync on rows of f32; of weights that are not quantised, from HALVES_FROM on.
+PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
+HALVES = frozenset({"bf16", "f16"})
+# Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
+DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
+# Weights of a product from which a launch that norms its rows makes bf16 digits of them, and from which rows do not go
+# into tiles for wgmma. Where one product after the other reads and leaves digits, all do.
+LARGE = 1 << 24
+HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
+# Weights of gate and up together, to which a model's K-quants read bf16 digits: three of them take longer than bytes
+# where matrices are large, and save launches. Measured with 2.3e7 and 2.8e7, where they pay, and 1.2e8, where not.
+SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
+# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
+# before weights that are no K-quants. Up to SOME exact ones are so before K-quants alone only where one number holds a
+# weight and rows are not long: digits of bytes are faster elsewhere.
+FEW, SOME = 8, 16
+INTEGERS_TO = 32
+CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}  # by format, and of others
+LONG = 8192
+
+
+class Readers(NamedTuple):
+    """Products that read the same rows: their formats, rows of weights, columns, and fields that their tiles follow."""
+
+    kinds: list[str]
+    n: int
+    k: int
+    fields: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class RowForms(Draft):
+    """A step of `model`, and the form of its rows; `precision` is that of several."""
+
+    model: ModelSpec
+    step: str
+    precision: str
+    batch_invariant: bool
+
+    def is_token(self, rows: int) -> bool:
+        """Whether so many rows go through the kernels of one token, whose sums have another order than others."""
+        return rows == 1 and not self.batch_invariant
+
+    @property
+    def _rounding(self) -> str:
+        """The precision of packed rows and of their products."""
+        return "exact" if self.precision == "exact" else "fast"
+
+    def is_packed(self, x: str | Ref) -> bool:
+        """Whether rows lie in tiles, as `_packed` leaves them, or as `_digit_rows` does."""
+        return isinstance(x, str) and len(self.tensors[x].shape) > 2
+
+    def is_in_digits(self, x: str | Ref) -> bool:
+        """Whether rows lie as `_digit_rows` leaves them."""
+        return self.is_packed(x) and len(self.tensors[str(x)].shape) == 3
+
+    def digits(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns become digits of bytes for weights of these formats."""
+        few = 1 < self.rows <= DIGITS_TO[self.precision] and self._brings_digits(k)
+        takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
+        return few and takes and not self.integers(kinds, k)
+
+    def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
+        formats = [weight_format(kind) for kind in kinds]
+        some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k, few_layout.UNIT)
+        alike = len({few.has_spans(each) for each in formats}) == 1  # what packs x for one packs it for the others
+        small = 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[self._rounding]
+        pays = small or not self.has_sums(kinds)
+        return some and alike and pays and all(few.takes(each, k, self._rounding) for each in formats)
+
+    def has_sums(self, kinds: Sequence[str]) -> bool:
+        """Whether bf16 digits for weights of these formats have sums beside them."""
+        return few.has_spans(weight_format(kinds[0]))
+
+    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
+        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
+        as they are: for so many weights of these formats."""
+        if not self.takes_halves(kinds, k):
+            return False
+        if HALVES.isdisjoint(kinds):
+            return normed
+        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
+
+    def reads_halves(self, name: str, k: int) -> bool:
+        """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
+        kinds = self._kinds(name)
+        large = self.model.dim * k >= LARGE or HALVES.isdisjoint(kinds)
+        chunks = name != "o_proj" or not self.has_sums(kinds) or self.model.shape.head_dim % STACK == 0  # of attention
+        return chunks and (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
+
+    def _brings_digits(self, k: int, unit: int = layout.UNIT) -> bool:
+        """Whether products bring digits of k columns to shared memory, in units of so many."""
+        whole = k % unit == 0 and k // layout.UNIT <= MOST_UNITS
+        return whole and not self.batch_invariant and runs_on(parse_target(self.target))
+
+    def integers(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether rows of k columns are packed in units of their own for weights of these formats."""
+        formats = [weight_format(kind).fitted(k) for kind in kinds]
+        some = FEW < self.rows <= min(map(self._most_integers, formats)) and not self.batch_invariant
+        found = [each.integer_digits for each in formats]
+        some &= all(found) and all(each.tile_k >= COLUMNS for each in formats)
+        if self.precision == "exact" and self.rows <= SOME and all(each.span for each in formats):
+            some &= max(found) == 1 and k <= LONG  # else digits of bytes
+        return some and parse_target(self.target).includes_any(("sm_90a",))
+
+    def _most_integers(self, kind: WeightFormat) -> int:
+        """Rows that are packed so at most for weights of a format."""
+        return INTEGERS_TO if kind.span else CODES_TO[self.precision].get(kind.name, CODES_TO[self.precision][""])
+
+    def packs(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether wgmma multiplies the rows of k columns with weights of these formats."""
+        least = PACKED_FROM[self.precision]
+        least = min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least
+        enough = self.rows >= least and not (self.batch_invariant and self.precision == "exact")
+        wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
+        return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
+
+    def scale_group(self, kinds: Sequence[str], k: int) -> int | None:
+        """Columns that share a scale where rows of k columns are packed in e4m3 for weights of these formats, 0: all
+        columns; None where they are packed in bf16."""
+        formats = [weight_format(kind).fitted(k) for kind in kinds]
+        found = {each.per == "block" if isinstance(each, E4m3) else None for each in formats}
+        if self.precision != "e4m3" or len(found) > 1 or None in found:
+            return None
+        if any(each.tile_k < columns(e4m3) for each in formats):
+            return None
+        return BLOCK if True in found else 0
+
+    def packs_gate(self, kinds: Sequence[str]) -> bool:
+        """Whether wgmma multiplies gate and up, and down, of these formats."""
+        model = self.model
+        for some, k in ((kinds[:2], model.dim), (kinds[2:], model.hidden)):
+            if not self.packs(some, k) or self.digits(some, k) or self.integers(some, k):
+                return False
+        return True
+
+    def gate_form(self, kinds: Sequence[str]) -> str:
+        """How gate and up, of the first two of these formats, are multiplied: "gated" as one matrix whose product has
+        the activation, with biases "stacked" below one another, "apart" where they cannot be one matrix."""
+        biased = not {"gate_proj", "up_proj"}.isdisjoint(self.model.biases)
+        if kinds[0] != kinds[1] or (biased and self.model.hidden % STACK):
+            return "apart"
+        return "stacked" if biased else "gated"
+
+    def gives_tiles(self, kinds: Sequence[str]) -> bool:
+        """Whether the product of gate and up leaves tiles for that of down."""
+        model = self.model
+        gated = self.gate_form(kinds) == "gated"
+        rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
+        return gated and rounded and model.hidden % PADDED == 0 and self.packs_gate(kinds)
+
+    def readers(self, role: str) -> Readers:
+        """The products of this layer, or of the whole model, that read what `role` names."""
+        model = self.model
+        if role == "lm_head":
+            return Readers(self._kinds(model.head), model.shape.vocab, model.dim, {})
+        if role == "qkv":
+            return Readers(self._kinds(*QKV), model.q_width + 2 * model.kv_width, model.dim, {})
+        if role != "gate_up":
+            return Readers(self._kinds(role), *model.products()[role], {})
+        kinds = self._kinds(*MLP)
+        if (form := self.gate_form(kinds)) != "gated":
+            return Readers(kinds[:2], model.hidden * (2 if form == "stacked" else 1), model.dim, {})
+        fields = {"gated": True, "activation": model.activation}
+        fields |= {"packed_out": True} if self.gives_tiles(kinds) else {}
+        return Readers(kinds[:2], model.hidden, model.dim, fields)
+
+    def _kinds(self, *names: str) -> list[str]:
+        """The formats of matrices of this layer, or of the whole model."""
+        return [self.format_of(self.at(name)) for name in names]
+
+    def _next_norm(self, name: str) -> tuple[int, str, str, tuple[str, ...]]:
+        """What reads the residual stream behind the product `name`: its layer, role, norm and matrices."""
+        model = self.model
+        if name == "o_proj":
+            return self.layer, "gate_up", model.block.mlp_norm, ("gate_proj", "up_proj")
+        if self.layer + 1 < model.shape.n_layers:
+            return self.layer + 1, "qkv", model.block.attention_norm, QKV
+        return -1, "lm_head", "norm", (model.head,)
+
+    def _leaves_normed(self, name: str) -> bool:
+        """Whether the product `name` can leave digits for the norm behind it."""
+        norm, block = self._next_norm(name)[2], self.model.block
+        alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
+        kinds = self._kinds_behind(name)
+        alike = self.has_sums(kinds) == self.has_sums(self._kinds(name))
+        return alone and bool(norm) and alike and self.takes_halves(kinds, self.model.dim)
+
+    def _kinds_behind(self, name: str) -> list[str]:
+        """The formats of the matrices behind the norm behind the product `name`."""
+        layer, _, _, names = self._next_norm(name)
+        return [self.format_of(each if layer < 0 else f"layers.{layer}.{each}") for each in names]
+
+    def _held(self, of: str | Ref) -> Tensor:
+        """A tensor, or the one that something is a part of."""
+        return self.tensors[of.tensor if isinstance(of, Ref) else of]

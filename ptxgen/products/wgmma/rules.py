@@ -1,0 +1,110 @@
+"""Rules of PackedGemm's fields: what each may be, what goes together, and whether there is room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ptxgen import rules
+from ptxgen.dtypes import bf16, f32
+from ptxgen.idioms import activation as activations
+from ptxgen.products.wgmma import refusals
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.norms import norm_rules
+from ptxgen.products.wgmma.registers import MOST_AT_ONCE, MOST_BIASED
+from ptxgen.products.wgmma.scale_rules import rules_of_integers, rules_of_scales, rules_without_scales
+from ptxgen.products.wgmma.shape import FEW_TOKENS, SLICES
+from ptxgen.weights import weight_formats
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+FORMATS = tuple(name for name in weight_formats() if name != "f32")
+MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
+
+
+def field_rules(spec: PackedProduct) -> Iterator[str]:
+    """Rules of each field, and of fields beside each other."""
+    yield from rules.between("n", spec.n, 1, 1 << 20)
+    yield from rules.between("k", spec.k, 1, 1 << 17)
+    known = list(rules.one_of("weights", spec.weights, FORMATS))
+    yield from known
+    if not known and spec.k % spec.kind.block_cols:
+        step = spec.kind.block_cols
+        yield from rules.multiple_of("k", spec.k, step, step, 1 << 17)
+    elif not known and spec.kind.tile_k < spec.columns:
+        yield from rules.multiple_of("k", spec.k, spec.columns, spec.columns, 1 << 17)
+    yield from rules.one_of("tokens", spec.tokens, packed.TOKENS)
+    yield from rules.one_of("x_dtype", spec.x_dtype.name, ("bf16", "f16", "e4m3"))
+    yield from rules.one_of("precision", spec.precision, tuple(packed.DIGITS))
+    yield from rules_of_scales(spec) if spec.scaled else rules_without_scales(spec)
+    yield from rules.one_of("activation", spec.activation, ("", *activations.KINDS))
+    if spec.gated and not spec.activation:
+        yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
+    if spec.gated and spec.bias:
+        yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+    if spec.packed_out and spec.n % packed.PADDED:
+        yield from rules.multiple_of("n", spec.n, packed.PADDED, packed.PADDED, 1 << 20)
+    if spec.packed_out and spec.residual:
+        yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
+    yield from rules.one_of("out_dtype", spec.out_dtype.name, ("f32", "bf16", "f16"))
+    if spec.out_dtype != f32 and (spec.residual or spec.packed_out):
+        which = "residual" if spec.residual else "packed_out"
+        yield f"out_dtype: with {which} it is f32 (got {spec.out_dtype.name}, {which}=True; nearest: f32)"
+    yield from rules.one_of("tile_rows", spec.tile_rows, (0, 64, 128, 192, 256))
+    yield from rules.one_of("split", spec.split, (0, 1, 2, 3, 4, 8))
+    yield from rules.one_of("share", spec.share, (0, 1, 2, 4))
+    if spec.stream and spec.split > 1:
+        yield f"stream: shares k out anyway (got stream=True, split={spec.split}; nearest: split=1)"
+    if spec.share * spec.split > MOST_CLUSTER:
+        nearest = MOST_CLUSTER // spec.split
+        yield (
+            f"share: with split at most {MOST_CLUSTER} CTAs "
+            f"(got share={spec.share}, split={spec.split}; nearest: {nearest})"
+        )
+    yield from rules.one_of("slices", spec.slices, (1, SLICES))
+    yield from rules.between("last_tiles", spec.last_tiles, 0, 1 << 14)
+    yield from rules_of_integers(spec) if spec.by_row else ()
+    yield from norm_rules(spec)
+    if spec.precision == "exact" and spec.x_dtype != bf16 and not spec.by_row:
+        yield f"x_dtype: exact digits are bf16 (got {spec.x_dtype.name}; nearest: bf16)"
+
+
+def fit_rules(spec: PackedProduct) -> Iterator[str]:
+    """Accumulators in registers, the ring in shared memory, k among the CTAs."""
+    mixed = spec.by_row and spec.tokens <= FEW_TOKENS and spec.out_dtype == f32  # gate and up in one block
+    if spec.gated and spec.tile_rows in (64, 192) and not mixed:
+        yield f"tile_rows: a gated product has 128 or 256 (got {spec.tile_rows}; nearest: 128)"
+    elif spec.split > spec.kind.tiles(spec.k):
+        yield f"split: must be at most {spec.kind.tiles(spec.k)}, the tiles of k (got {spec.split}; nearest: 1)"
+    elif spec.slices > 1 and (wrong := refusals.of_slices(spec)):
+        yield wrong
+    else:
+        yield from _register_rules(spec, Geometry.of(spec))
+
+
+def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
+    if not at.fits:
+        most = max((t for t in packed.TOKENS if Geometry.of(spec, t).fits), default=packed.TOKENS[0])
+        yield (
+            f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
+            f"(got {spec.tokens}; nearest: {most})"
+        )
+    elif (most := _most_activated(at, spec.bias)) < spec.tokens:
+        yield (
+            f"tokens: an activation has registers for {most} beside {at.rows} rows (got {spec.tokens}; nearest: {most})"
+        )
+    elif spec.carried and not at.carried:
+        yield refusals.of_carried(spec, spec.tokens, at.shape)
+    elif spec.last_tiles and (wrong := refusals.of_last_tiles(spec, at.shape)):
+        yield wrong
+
+
+def _most_activated(at: Geometry, bias: bool) -> int:
+    """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
+    blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them spill),
+    and beside a bias where three warpgroups have many sums."""
+    together = at.halves and at.shape.blocks > 1 and at.result_tokens > MOST_AT_ONCE
+    many = bias and at.shorts == 0 and at.shape.groups == 3 and at.sums > MOST_BIASED
+    return MOST_AT_ONCE if at.activated and together else MOST_BIASED if at.activated and many else at.tokens
