@@ -11,11 +11,13 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.products.wgmma import norms
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.geometry import VECTOR, Geometry
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.weights.format import TILE_ROWS
 from tests.support.norm_chain import Chain, N, assert_as_exact_as_a_norm_before
 from tests.support.packed_products import EXACT, FAST, WHERE, tried
 
@@ -65,6 +67,18 @@ def test_roots_are_found_anew_for_other_tokens(mode: str, few_processors: None) 
     tried(spec, mode, 31, FAST)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_roots_of_rows_that_are_longer_than_a_load(wide: bool) -> None:
+    """A lane asks for a token's squares several times, and for some tokens after the others; where warps give registers
+    up, even of one token not all are on their way at once."""
+    fields: dict[str, Any] = {"precision": "exact", "tile_rows": 128} if wide else {"precision": "fast"}
+    spec = PackedGemm(n=64, k=2304, tokens=16, norm="rms", split=1, **fields)
+    assert Geometry.of(spec).wide == wide
+    loads = spec.k // TILE_ROWS / (norms.LANES * VECTOR)
+    assert norms.FEWER_LOADS < loads < norms.MOST_LOADS < loads * spec.tokens // norms.TOKENS
+    tried(spec, "random", 15, LIMITS[spec.precision])
+
+
 CHAIN = Chain(
     partial(PackedGemm, tokens=16), lambda precision: PackTokens(N, 16, norm="rms", precision=precision),
     lambda rows, precision: packed.pack(rows, 16, bf16, packed.DIGITS[precision]), (13, N // 16), 13, WHERE,
@@ -100,6 +114,8 @@ def test_no_row_is_a_size_as_others() -> None:
     [
         ({"norm_out": True}, r"norm_out: needs a residual stream \(got residual=False; nearest: residual=True\)"),
         ({"norm": "layer"}, r"norm: must be one of '', rms"),
+        ({"eps": 2.0}, r"eps: must be from 0.0 to 1.0 \(got 2.0; nearest: 1.0\)"),
+        ({"norm_offset": 17.0}, r"norm_offset: must be from -16.0 to 16.0 \(got 17.0; nearest: 16.0\)"),
         ({"n": 200, "norm_out": True, "residual": True}, r"norm_out: needs n a multiple of 256 \(got 200; nearest"),
         ({"k": 320, "norm": "rms"}, r"norm: needs k a multiple of 256 \(got 320; nearest: norm=''\)"),
         ({"tokens": 96, "norm": "rms"}, r"norm: is for at most 64 tokens \(got tokens=96; nearest: norm=''\)"),

@@ -14,8 +14,7 @@ from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
 from tests.support.batches import CLOSE, WIDE, has_models_tokens
-from tests.support.families import random_weights, small_spec
-from tests.tools.record_families import N_TOKENS, PROMPT
+from tests.support.families import N_TOKENS, PROMPT, random_weights, small_spec
 
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ptxgen.kernels import PackedGemm
 from ptxgen.models.decode import step_program
 from ptxgen.models.program import Program
 from ptxgen.runtime import Model
@@ -77,3 +78,24 @@ def test_invariant_batches_round_alike_however_many_there_are() -> None:
     few, more = (step_program(spec, "bf16", "batch", rows=rows, **fields) for rows in (8, 9))
     assert roles(few, 1) == roles(more, 1)
     assert "gate_up.pack" in roles(more, 1)
+
+
+@pytest.mark.parametrize(
+    ("gate", "down", "precision", "leaves"),
+    [
+        ("int4_g128", "bf16", "fast", True), ("bf16", "q4_k", "fast", False), ("q4_k", "bf16", "fast", False),
+        ("bf16", "e4m3_channel", "e4m3", False), ("e4m3_channel", "bf16", "e4m3", False),
+    ],
+)  # fmt: skip
+def test_gate_and_up_leave_tiles_where_down_reads_such(gate: str, down: str, precision: str, leaves: bool) -> None:
+    """Of K-quants and of e4m3 rows have units of their own."""
+    spec = small_spec("llama", **WIDE)
+    formats = {name: "bf16" for name, shape in spec.tensors().items() if len(shape) == 2}
+    for layer in range(2):
+        made = {"gate_proj": gate, "up_proj": gate, "down_proj": down}
+        formats |= {f"layers.{layer}.{name}": of for name, of in made.items()}
+    steps = step_program(spec, formats, "batch", rows=9, target="sm_90a", precision=precision)
+    product = next(op.spec for op in steps.ops if op.role == "gate_up")
+    assert isinstance(product, PackedGemm)
+    assert product.packed_out == leaves
+    assert ("down_proj.pack" in roles(steps, 1)) == (not leaves)
