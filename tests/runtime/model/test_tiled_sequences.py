@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ptxgen.kernels import PackedGemm
 from ptxgen.models.decode import step_program
 from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
-from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
+from tests.support.batches import WIDE, has_models_tokens
 from tests.support.families import random_weights, small_spec
-from tests.tools.record_families import N_TOKENS, PROMPT
 
-CLOSE = {"exact": 3e-6, "fast": 3e-2}  # of the largest logit
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
 SIX = ["qkv", "rope_append", "attention", "o_proj", "gate_up", "down_proj"]
 
 
@@ -51,21 +47,7 @@ def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format:
     assert roles(steps, 0) == ["qkv.pack", *SIX]
     assert roles(steps, 1) == SIX
     assert "lm_head.pack" not in roles(steps, -1)
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
-    joined = [batch.join(PROMPT) for _ in range(slots - 1)]
-    found = {slot: [token] for slot, token in joined}
-    for number in range(2):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-        if number == 0:
-            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
-            largest = np.abs(logits).max()
-            got = batch.logits()[sorted(found)] / largest
-            np.testing.assert_allclose(got, [logits / largest] * len(found), rtol=0, atol=CLOSE[precision])
-    if precision == "exact":
-        assert found == dict.fromkeys(found, want[:3])
-    else:
-        assert [tokens[0] for tokens in found.values()] == want[:1] * len(found)
+    has_models_tokens(batch, file, slots - 1, 3, precision)
 
 
 def test_norms_behind_a_product_are_launches() -> None:
