@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ptxgen.kernels import PackedGemm
 from ptxgen.models.decode import step_program
+from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
@@ -99,3 +102,29 @@ def test_gate_and_up_leave_tiles_where_down_reads_such(gate: str, down: str, pre
     assert isinstance(product, PackedGemm)
     assert product.packed_out == leaves
     assert ("down_proj.pack" in roles(steps, 1)) == (not leaves)
+
+
+def test_gate_and_up_of_two_formats_are_apart() -> None:
+    """And what they make is packed; so it is where rows are no whole tiles, though of one product."""
+    fields: dict[str, Any] = {"rows": 9, "target": "sm_90a", "precision": "fast"}
+    spec = small_spec("llama", **WIDE)
+    formats = {name: "bf16" for name, shape in spec.tensors().items() if len(shape) == 2}
+    steps = step_program(spec, formats | {"layers.1.up_proj": "int4_g128"}, "batch", **fields)
+    assert roles(steps, 1)[-5:] == ["gate_proj", "up_proj", "activation", "down_proj.pack", "down_proj"]
+    ragged = step_program(small_spec("llama", **{**WIDE, "intermediate_size": 520}), "bf16", "batch", **fields)
+    assert roles(ragged, 1)[-3:] == ["gate_up", "down_proj.pack", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("n", "packs"),
+    [(512, ["qkv"]), (768, ["qkv", "gate_up", "lm_head"]), (131, ["lm_head"])],
+    ids=("qkv", "gate_up", "head"),
+)
+def test_tiles_of_as_many_tokens_as_the_next_product_has(
+    n: int, packs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the product with n rows has tiles of more tokens, so has what reads its results."""
+    monkeypatch.setattr(ProductInputs, "_tile_tokens", lambda _self, _kinds, rows, _k, **_: 32 if rows == n else 16)
+    spec = small_spec("llama", **{**WIDE, "intermediate_size": 768})
+    steps = step_program(spec, "bf16", "batch", rows=9, target="sm_90a", precision="fast")
+    assert [op.role for op in steps.ops if op.role.endswith(".pack") and op.layer] == [f"{each}.pack" for each in packs]
