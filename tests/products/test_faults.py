@@ -78,8 +78,8 @@ CHAINS: tuple[tuple[KernelType, PackedGemm, dict[str, str]], ...] = (
         {"x": "digits", "squares": "out_squares"},
     ),
     (
-        PackTokens(dim=1024, tokens=8, dtype="f16", by_row=True),
-        PackedGemm(n=72, k=1024, tokens=8, programmatic=True, **BY_ROW, split=2),
+        PackTokens(dim=512, tokens=8, dtype="f16", by_row=True),
+        PackedGemm(n=64, k=512, tokens=8, programmatic=True, **{**BY_ROW, "weights": "q8_0"}, split=1),
         {"x": "out", "x_scales": "scales"},
     ),
 )

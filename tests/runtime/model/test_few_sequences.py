@@ -13,17 +13,14 @@ from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
-from tests.tools.record_families import N_TOKENS, PROMPT
-
-CLOSE = {"exact": 3e-6, "fast": 3e-2, "e4m3": 3e-2}  # of the largest logit
+from tests.support.batches import CLOSE, WIDE, has_models_tokens
+from tests.support.families import N_TOKENS, PROMPT, random_weights, small_spec
 
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])
 def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
     """Prompts and batches have the float64 model's tokens; of prompts up to eight rows are exact with "fast", too."""
-    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
-    spec = small_spec("llama", **changes)
+    spec = small_spec("llama", **WIDE)
     file = ArrayFile(spec, random_weights(spec), format)
     reference = ReferenceModel(spec, file.values())
     model = Model(file, device, "f32", chunk=8)
@@ -35,12 +32,7 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
     fast = Model(file, device, "f32", chunk=8, precision="fast", weights=model.weights)
     assert fast.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
     batch = Model(file, device, "f32", chunk=1, weights=model.weights).batch(slots=3)
-    joined = [batch.join(PROMPT) for _ in range(3)]
-    found = {slot: [token] for slot, token in joined}
-    while len(found[0]) < N_TOKENS:
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(3), want)
+    has_models_tokens(batch, file, 3, N_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +48,7 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
 def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, format: str) -> None:
     """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
     the float64 model's tokens, rounded ones its first."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    spec = small_spec("llama", **WIDE)
     file = ArrayFile(spec, random_weights(spec), format)
     model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
     batch = model.batch(slots=slots)
@@ -65,20 +57,7 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     if slots <= 8:
         products = [(role, "digit_gemm") for role in ("o_proj", "gate_up", "down_proj")]
         assert kernels == [("qkv_append", "digit_qkv_append"), ("attention", "incremental_attention"), *products]
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    found = {slot: [token] for slot, token in joined}
-    for number in range(N_TOKENS - 1):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-        if number == 0:
-            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
-            np.testing.assert_allclose(batch.logits() / np.abs(logits).max(), [logits / np.abs(logits).max()] * slots,
-                                       rtol=0, atol=CLOSE[precision])  # fmt: skip
-    if precision == "exact":
-        assert found == dict.fromkeys(range(slots), want)
-    else:
-        assert [tokens[0] for tokens in found.values()] == want[:1] * slots
+    has_models_tokens(batch, file, slots, N_TOKENS, precision)
     batch.leave(0)  # what a free slot has in its place is written, too
     batch.step()
 
@@ -94,24 +73,14 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
 )  # fmt: skip
 def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: str) -> None:
     """Steps of 9 to 64 exact sequences multiply codes as they are, and have the float64 model's tokens."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=1)
+    spec = small_spec("llama", **WIDE | {"num_hidden_layers": 1})
     file = ArrayFile(spec, random_weights(spec), format)
     device = open_device("cuda") if mode == "cuda" else CpuDevice(mode=mode)
     batch = Model(file, device, "f32", chunk=1).batch(slots=slots)
     batch.cache.zero()
     ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
     assert [op.spec.by_row for op in ops] == [True] * 4
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, 3)
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    found = {slot: [token] for slot, token in joined}
-    for number in range(2):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-        if number == 0:
-            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
-            most = np.abs(logits).max()
-            np.testing.assert_allclose(batch.logits() / most, [logits / most] * slots, rtol=0, atol=CLOSE["exact"])
-    assert found == dict.fromkeys(range(slots), want)
+    has_models_tokens(batch, file, slots, 3, "exact")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +105,7 @@ def test_which_rows_are_in_units_of_their_own(
     step: str, rows: int, formats: tuple[str, str], options: dict[str, Any], takes: bool
 ) -> None:
     """By the step, its rows, the formats of q and k and of v, and what is asked for."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, max_position_embeddings=1024)
+    spec = small_spec("llama", **WIDE, max_position_embeddings=1024)
     given = {"precision": "exact", "batch_invariant": False} | options
     made = products.Products(model=spec, step=step, rows=rows, target="sm_90a", formats={}, programmatic=True, **given)
     assert made.integers(formats, 256) == takes
@@ -145,8 +114,7 @@ def test_which_rows_are_in_units_of_their_own(
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_prompt_of_many_exact_rows(name: str) -> None:
     """Groups of 128 go so in chunks of prompts, in several tiles of tokens."""
-    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
-    spec = small_spec("llama", **changes, max_position_embeddings=160)
+    spec = small_spec("llama", **WIDE, max_position_embeddings=160)
     file = ArrayFile(spec, random_weights(spec), "int4_g128")
     model = Model(file, open_device(name), "f32", chunk=128)
     prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, 128).tolist()
@@ -163,7 +131,7 @@ def test_a_prompt_of_many_exact_rows(name: str) -> None:
 def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
     monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "exact", most)
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
     batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=3)
@@ -172,29 +140,19 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
     packed = [f"{role}.digits" for role in ("qkv", "o_proj", "gate_up", "down_proj")]
     assert {"qk_append", "v_append"} <= set(roles) if most else set(packed) <= set(roles)
     assert bool(most) != bool(set(packed) & set(roles))
-    joined = [batch.join(PROMPT) for _ in range(3)]
-    found = {slot: [token] for slot, token in joined}
-    for _ in range(3):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(3), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
+    has_models_tokens(batch, file, 3, 4)
 
 
 def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What attention leaves lies otherwise before each, and no product leaves digits for a layer of the other kind."""
     monkeypatch.setattr(row_forms, "LARGE", 0)
     monkeypatch.setitem(row_forms.HALVES_FROM_WEIGHTS, "exact", 0)
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
     batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=2)
     batch.cache.zero()
-    joined = [batch.join(PROMPT) for _ in range(2)]
-    found = {slot: [token] for slot, token in joined}
-    for _ in range(3):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(2), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
+    has_models_tokens(batch, file, 2, 4)
 
 
 def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0") -> None:
@@ -209,12 +167,7 @@ def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0
     ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
     assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
     assert [role for layer, role, _ in ops if layer == 0 and role.endswith("_append")] == ["qk_append", "v_append"]
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    batch.step()
-    reference = ReferenceModel(file.spec, file.values())
-    logits = reference.forward([*PROMPT, joined[0][1]])[-1]
-    found = batch.logits() / np.abs(logits).max()
-    np.testing.assert_allclose(found, [logits / np.abs(logits).max()] * slots, rtol=0, atol=CLOSE[precision])
+    has_models_tokens(batch, file, slots, 2, precision)
 
 
 @pytest.mark.parametrize(("slots", "precision"), [(2, "exact"), (8, "exact"), (5, "fast")])
