@@ -24,7 +24,10 @@ def open_device(name: str | None = None, **options: Any) -> Device:
     """A device by name: "cuda", "cuda:1", "cpu"; None is "cuda" where a GPU can be used, else "cpu".
 
     A GPU has one `Device` object per process (until that is closed), so that modules and memory are shared; the CPU
-    executor gets a new one per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
+    executor gets a new one per call, with `options` of its own: `mode` "fast" (default), "random" or "check", `seed` of
+    a random order, `threads` of the host (default: one a CPU), `time_limit` of a launch in seconds, `most_findings` of
+    a launch (20), `equal_stores` "note" or "finding". Raises `CudaError` that says why a GPU cannot be used, and
+    `SpecError` for another name or value.
     """
     if name is None:
         try:

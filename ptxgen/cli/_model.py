@@ -74,7 +74,7 @@ def asked(
     if page_layout != "hnd" and not page_size:
         goes_with("--page-size", "page_layout")
     form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
-    with given_by("max_len", "page_size", "rings"):
+    with given_by("max_len", "page_size", "rings", "target"):
         return _planned(config, where, form, max_len, kv_dtype, weights, strict, batch)
 
 

@@ -80,7 +80,8 @@ def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, target: 
     source = open_model(model, max_len)
     with given_by("rings"):
         CacheForm(rings=rings).check_rings(source.spec.shape)
-    plan = memory_plan(source, kv_dtype, target, rings=rings)
+    with given_by("target"):
+        plan = memory_plan(source, kv_dtype, target, rings=rings)
     if as_json:
         emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len,
                    "target": target})  # fmt: skip

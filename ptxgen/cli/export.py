@@ -122,7 +122,8 @@ def _write_program(
     source = open_model(model, max_len)
     with given_by("rings"):
         CacheForm(rings=rings).check_rings(source.spec.shape)
-    listing = export_program(source, targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings)
+    with given_by("target"):
+        listing = export_program(source, targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings)
     kernels, launches = len(listing["kernels"]), len(listing["launches"])
     say(f"wrote {Path(output) / LISTING}: {kernels} kernels, {launches} launches a token")
 

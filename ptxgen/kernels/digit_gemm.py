@@ -61,7 +61,8 @@ class DigitGemm(Weighted):
     `norm` "rms": x is such digits, and results are divided by sqrt(mean square + eps), before bias and activation, of
     the sums in `squares` `[ceil(rows / 8), 8, k / 16]`.
 
-    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k.
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k,
+    of bf16 digits before bf16 weights evenly, before others so that at most 13 % of their tiles are to spare.
     `share`: CTAs of a cluster that bring each other x (`DigitGemm.best` has all three). `activation`: "", silu,
     gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x). `eps`: added to the mean square.
     """
@@ -149,16 +150,23 @@ class DigitGemm(Weighted):
         """Of weights that are known."""
         if self.split > self.kind.tiles(self.k):
             yield f"split: must be at most {self.kind.tiles(self.k)}, the units of k (got {self.split}; nearest: 1)"
-        if self.of_halves:
-            if self.tokens != layout.TOKENS:
-                yield f"tokens: with bf16 digits they are 8 (got {self.tokens}; nearest: 8)"
-            if not few.divides(self.kind, self.k, self.split):
-                yield f"split: must divide the {self.kind.tiles(self.k)} tiles of k (got {self.split}; nearest: 1)"
-        elif self.precision == "fast":
+        elif self.of_halves:
+            yield from self._rules_of_split()
+        if self.of_halves and self.tokens != layout.TOKENS:
+            yield f"tokens: with bf16 digits they are 8 (got {self.tokens}; nearest: 8)"
+        if not self.of_halves and self.precision == "fast":
             yield f"precision: digits of bytes are exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
         yield from self._rules_of_norms()
+
+    def _rules_of_split(self) -> Iterator[str]:
+        """Of CTAs that share k of bf16 digits."""
+        most, legal = few.most_spare(self.kind, self.k), few.splits(self.kind, self.k)
+        if self.split in SPLITS and self.split not in legal:
+            rule = f"must divide the {self.kind.tiles(self.k)} tiles of k" + (f", or up to {most} more" if most else "")
+            nearest = max(split for split in legal if split < self.split)
+            yield f"split: {rule} (got {self.split}; nearest: {nearest})"
 
     def _rules_of_norms(self) -> Iterator[str]:
         """Of norms, and of CTAs that share x: what only bf16 digits have."""

@@ -64,8 +64,8 @@ class PackedGemm(PackedProduct):
     f32 `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their
     scales, are numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one,
     2e-4): only x is rounded, to 22 bits (of what is below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
-    `centred`, of exact codes with mins: codes are less a half of their largest, and mins less as much of their scales.
-    Sums of codes and of mins otherwise cancel where a row's elements are nearly equal: of 1 ± 0.01 to 8e-6 (5e-7).
+    `zero_points`, of exact codes with mins: weight = scale · (code − zero) + offset, where zero is min / scale rounded
+    to a code. Without, sums of codes and of mins cancel where a row of x has a mean: of 1 ± 0.01 to 8e-6.
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
     `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
@@ -157,7 +157,7 @@ class PackedGemm(PackedProduct):
         dict(n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True),
         dict(
             n=52, k=1024, weights="q4_k", tokens=8, x_dtype="f16", by_row=True, split=1, programmatic=True,
-            centred=True,
+            zero_points=True,
         ),
         dict(n=44, k=1024, weights="q6_k", tokens=8, x_dtype="f16", by_row=True, split=2),
         dict(n=52, k=1024, weights="int4_g128", tokens=8, x_dtype="f16", by_row=True, split=1),

@@ -19,7 +19,7 @@ from ptxgen.models.decode_attention import AttentionOfStep
 from ptxgen.models.draft import Formats
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.row_forms import PRECISIONS, STACK
-from ptxgen.models.spec import ModelSpec
+from ptxgen.models.spec import MLP, ModelSpec
 
 CHOICES = ("greedy", "sample", "penalise", "none")
 STEPS = ("decode", "batch", "prefill")
@@ -128,10 +128,8 @@ class _Step(AttentionOfStep):
         vocab, dim, rows = model.shape.vocab, model.dim, self.rows
         norm = "norm"
         if not self.is_token(rows):
-            kind = self.format_of("embed_tokens" if model.tied else "lm_head")
-            source, norm = self._input("lm_head", source, dim, "norm", [kind], vocab)
-        name = "embed_tokens" if model.tied else "lm_head"
-        weight = self.matrix(name, [Part(name, vocab)], dim)
+            source, norm = self._input("lm_head", source, norm)
+        weight = self.matrix(model.head, [Part(model.head, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
         plain = not model.soft_cap and not model.head_bias
         if rows == 1 and self.choice == "greedy" and plain and self.step != "batch":
@@ -187,7 +185,7 @@ class _Step(AttentionOfStep):
 
     def _mlp(self, x: str | Ref) -> None:
         model = self.model
-        kinds = self._kinds("gate_proj", "up_proj", "down_proj")
+        kinds = self._kinds(*MLP)
         form = self.gate_form(kinds)
         gated = form == "gated"
         packs = self.packs_gate(kinds) and not self._gates_halves(kinds)
@@ -196,9 +194,7 @@ class _Step(AttentionOfStep):
             assert isinstance(x, str), "several rows are a tensor of their own"
             out = self._packed_gate(x, kinds)
         else:
-            width = 2 * model.hidden if form == "stacked" else model.hidden
-            fields = {"gated": True, "activation": model.activation} if gated else {}
-            source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
+            source, norm = self._input("gate_up", x, model.block.mlp_norm)
             if gated and self._gives_halves(kinds):
                 out = self._halves_of("down_proj", model.hidden, kinds[2:])
                 self._gate(source, norm, out, packed_out=True)
@@ -235,8 +231,7 @@ class _Step(AttentionOfStep):
     def _packed_gate(self, x: str, kinds: Sequence[str]) -> str:
         """The same for several rows, which the product leaves as the next one reads them."""
         model, norm = self.model, self.model.block.mlp_norm
-        fields = {"gated": True, "activation": model.activation, "packed_out": True}
-        tokens = self._tile_tokens(kinds[:1], model.hidden, model.dim, **fields)
+        tokens = self._tokens_of("gate_up")
         left = self.normed.get(self.at(norm))
         source = left or self._packed("gate_up", x, model.dim, norm, kinds[:2], tokens)
         out = self._packed_rows("down_proj", model.hidden, tokens)

@@ -173,9 +173,9 @@ class AttentionOfStep(TiledProducts):
     def _append_stacked(self, x: str, attention: Attention) -> Ref:
         """The queries of several rows, whose products give rows of q, k and v, or of q and k."""
         model, stacks = self.model, self._stacks()
-        width, kinds, q_dtype = model.q_width + 2 * model.kv_width, self._kinds(*QKV), self._attended()
+        kinds, q_dtype = self._kinds(*QKV), self._attended()
         narrow = {"out_dtype": q_dtype} if q_dtype != f32 and self._is_tiled(kinds, model.dim) else {}
-        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, kinds, width, **narrow)
+        source, norm = self._input("qkv", x, model.block.attention_norm, **narrow)
         made = [self._products_of(names, source, norm, whole_rows=True, **narrow) for names in stacks]
         rows = [next(products).tensor for products in made]
         stacked = "".join(name[0] for name in stacks[0])
@@ -201,8 +201,7 @@ class AttentionOfStep(TiledProducts):
     def _qkv(self, x: str) -> list[Ref]:
         """Queries, keys and values of a layer, normed where the family norms them."""
         model, shape = self.model, self.model.shape
-        width = model.q_width + 2 * model.kv_width
-        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
+        source, norm = self._input("qkv", x, model.block.attention_norm)
         found = [ref for names in self._stacks() for ref in self._products_of(names, source, norm)]
         if model.block.qk_norm:
             for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
@@ -296,7 +295,7 @@ class AttentionOfStep(TiledProducts):
         """Add a product to the residual stream, normed before where the family does that."""
         dim = self.model.dim
         if not self.is_packed(source):
-            source, _ = self._input(name, source, k, "", self._kinds(name), dim)
+            source, _ = self._input(name, source, "")
         bias = ""
         if name in self.model.biases:
             bias = self.vector(self.at(f"{name}.bias"), self._bias(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ptxgen.kernel import spec_error, supports
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
 from ptxgen.models.packing import WeightSource, formats_of
@@ -44,8 +45,9 @@ def memory_plan(
 ) -> MemoryPlan:
     """What `Model` takes for a file on a `target`, whose products of several rows may need more scratch memory than
     another's, where prompts go in steps of `chunk`; `rings`: where layers with a window keep rings with room for
-    appends of so many rows."""
-    formats, overlaps = formats_of(source), parse_target(target).includes_any(("sm_90",))
+    appends of so many rows. Raises `SpecError` where the target has not got one of the kernels."""
+    formats, where = formats_of(source), parse_target(target)
+    overlaps = where.includes_any(("sm_90",))
     many = positions_at_once(chunk, source.spec.shape.max_len)
     decode, prefill = (
         step_program(
@@ -53,6 +55,9 @@ def memory_plan(
         )
         for step, rows in (("decode", 1), ("prefill", many))
     )
+    for spec in (*decode.specs(), *prefill.specs()):
+        if not (support := supports(spec, where)):
+            raise spec_error(type(spec).__name__, support.reasons)
     return plan_of(decode, prefill)
 
 

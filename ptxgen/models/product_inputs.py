@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.program import Part, Ref
-from ptxgen.models.row_forms import CENTRED_FROM, RowForms
+from ptxgen.models.row_forms import ZERO_POINTS_FROM, RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tokens import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
@@ -43,11 +43,11 @@ class ProductInputs(RowForms):
 
     normed: dict[str, str] = field(default_factory=dict)
 
-    def _input(
-        self, role: str, x: str | Ref, k: int, norm: str, kinds: Sequence[str], n: int, **fields: Any
-    ) -> tuple[str | Ref, str]:
-        """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
-        themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
+    def _input(self, role: str, x: str | Ref, norm: str, **more: Any) -> tuple[str | Ref, str]:
+        """What the products of `role` read, told `more`, and the norm that they apply themselves: of one row x; several
+        rows are normed once, before, and packed where wgmma multiplies them."""
+        kinds, n, k, fields = self.readers(role)
+        fields |= more
         if self.is_token(self.rows):
             if self._held(x).dtype == f32:
                 return x, norm
@@ -162,8 +162,8 @@ class ProductInputs(RowForms):
 
     def _in_units(self, kind: str) -> dict[str, Any]:
         """Fields of a product of rows in units of their own with weights of a format."""
-        centred = self._rounding == "exact" and self.rows >= CENTRED_FROM and weight_format(kind).has_mins
-        return {"x_dtype": f16, "by_row": True} | ({"centred": True} if centred else {})
+        exact = self._rounding == "exact" and self.rows >= ZERO_POINTS_FROM
+        return {"x_dtype": f16, "by_row": True, "zero_points": exact and weight_format(kind).has_mins}
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""

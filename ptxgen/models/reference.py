@@ -60,7 +60,7 @@ class ReferenceModel:
             forwarded = self._mlp(layer, self._norm(layer, block.mlp_norm, x))
             x = x + self._norm(layer, block.mlp_post_norm, forwarded)
         x = self._rms(x, self._weights["norm"])
-        logits = self._times(x, "embed_tokens" if spec.tied else "lm_head")
+        logits = self._times(x, spec.head)
         if spec.head_bias:
             logits = logits + self._weights["lm_head.bias"]
         return np.asarray(spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ptxgen.dtypes import e4m3
 from ptxgen.models.draft import Draft
 from ptxgen.models.program import Ref, Tensor
-from ptxgen.models.spec import QKV, ModelSpec
+from ptxgen.models.spec import MLP, QKV, ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.wgmma.tokens import COLUMNS, columns
+from ptxgen.products.wgmma.tokens import COLUMNS, PADDED, columns
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3
@@ -36,7 +37,7 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
 # of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
-# long: digits of bytes are faster elsewhere. From CENTRED_FROM on codes are centred.
+# long: digits of bytes are faster elsewhere. From ZERO_POINTS_FROM rows on codes with mins are less their zero points.
 FEW, SOME = 8, 16
 K_QUANTS = ("q4_k", "q5_k", "q6_k")
 ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}
@@ -45,8 +46,17 @@ UNITS_TO = {
     "fast": ROUNDED_UNITS_TO,
     "e4m3": ROUNDED_UNITS_TO,
 }
-CENTRED_FROM = 33
+ZERO_POINTS_FROM = 33
 LONG = 8192
+
+
+class Readers(NamedTuple):
+    """Products that read the same rows: their formats, rows of weights, columns, and fields that their tiles follow."""
+
+    kinds: list[str]
+    n: int
+    k: int
+    fields: dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -149,6 +159,45 @@ class RowForms(Draft):
             return None
         return BLOCK if True in found else 0
 
+    def packs_gate(self, kinds: Sequence[str]) -> bool:
+        """Whether wgmma multiplies gate and up, and down, of these formats."""
+        model = self.model
+        for some, k in ((kinds[:2], model.dim), (kinds[2:], model.hidden)):
+            if not self.packs(some, k) or self.digits(some, k) or self.integers(some, k):
+                return False
+        return True
+
+    def gate_form(self, kinds: Sequence[str]) -> str:
+        """How gate and up, of the first two of these formats, are multiplied: "gated" as one matrix whose product has
+        the activation, with biases "stacked" below one another, "apart" where they cannot be one matrix."""
+        biased = not {"gate_proj", "up_proj"}.isdisjoint(self.model.biases)
+        if kinds[0] != kinds[1] or (biased and self.model.hidden % STACK):
+            return "apart"
+        return "stacked" if biased else "gated"
+
+    def gives_tiles(self, kinds: Sequence[str]) -> bool:
+        """Whether the product of gate and up leaves tiles for that of down."""
+        model = self.model
+        gated = self.gate_form(kinds) == "gated"
+        rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
+        return gated and rounded and model.hidden % PADDED == 0 and self.packs_gate(kinds)
+
+    def readers(self, role: str) -> Readers:
+        """The products of this layer, or of the whole model, that read what `role` names."""
+        model = self.model
+        if role == "lm_head":
+            return Readers(self._kinds(model.head), model.shape.vocab, model.dim, {})
+        if role == "qkv":
+            return Readers(self._kinds(*QKV), model.q_width + 2 * model.kv_width, model.dim, {})
+        if role != "gate_up":
+            return Readers(self._kinds(role), *model.products()[role], {})
+        kinds = self._kinds(*MLP)
+        if (form := self.gate_form(kinds)) != "gated":
+            return Readers(kinds[:2], model.hidden * (2 if form == "stacked" else 1), model.dim, {})
+        fields = {"gated": True, "activation": model.activation}
+        fields |= {"packed_out": True} if self.gives_tiles(kinds) else {}
+        return Readers(kinds[:2], model.hidden, model.dim, fields)
+
     def _kinds(self, *names: str) -> list[str]:
         """The formats of matrices of this layer, or of the whole model."""
         return [self.format_of(self.at(name)) for name in names]
@@ -160,7 +209,7 @@ class RowForms(Draft):
             return self.layer, "gate_up", model.block.mlp_norm, ("gate_proj", "up_proj")
         if self.layer + 1 < model.shape.n_layers:
             return self.layer + 1, "qkv", model.block.attention_norm, QKV
-        return -1, "lm_head", "norm", ("embed_tokens" if model.tied else "lm_head",)
+        return -1, "lm_head", "norm", (model.head,)
 
     def _leaves_normed(self, name: str) -> bool:
         """Whether the product `name` can leave digits for the norm behind it."""

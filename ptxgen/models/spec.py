@@ -118,6 +118,11 @@ class ModelSpec:
         raise SpecError(f"layer: must be from 0 to {self.shape.n_layers - 1} (got {index!r})")
 
     @property
+    def head(self) -> str:
+        """The matrix whose product are the logits."""
+        return "embed_tokens" if self.tied else "lm_head"
+
+    @property
     def q_width(self) -> int:
         """Elements of a token's queries."""
         return self.shape.n_heads * self.shape.head_dim

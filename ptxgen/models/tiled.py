@@ -10,7 +10,7 @@ from typing import Any
 from ptxgen.dtypes import bf16
 from ptxgen.models.products import Products
 from ptxgen.models.program import Ref
-from ptxgen.models.row_forms import FEW, STACK
+from ptxgen.models.row_forms import FEW
 from ptxgen.products.wgmma.norms import squares_shape
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens import DIGITS, PADDED
@@ -35,45 +35,14 @@ class TiledProducts(Products):
         model, kinds = self.model, self._kinds("o_proj")
         if not self.reads_tiles(kinds, model.q_width):
             return ""
-        tokens = self._tile_tokens(kinds, model.dim, model.q_width)
+        tokens = self._tokens_of("o_proj")
         shape = self._extents(tile_shape(model.q_width, tokens, DIGITS[self._rounding]))
         return self.tensor(f"attention.tiles{tokens}", "state", shape, bf16, zeroed=True)  # layers may have several
 
-    def packs_gate(self, kinds: Sequence[str]) -> bool:
-        """Whether wgmma multiplies gate and up, and down, of these formats."""
-        model = self.model
-        for some, k in ((kinds[:2], model.dim), (kinds[2:], model.hidden)):
-            if not self.packs(some, k) or self.digits(some, k) or self.integers(some, k):
-                return False
-        return True
-
-    def gate_form(self, kinds: Sequence[str]) -> str:
-        """How gate and up, of the first two of these formats, are multiplied: "gated" as one matrix whose product has
-        the activation, with biases "stacked" below one another, "apart" where they cannot be one matrix."""
-        biased = not {"gate_proj", "up_proj"}.isdisjoint(self.model.biases)
-        if kinds[0] != kinds[1] or (biased and self.model.hidden % STACK):
-            return "apart"
-        return "stacked" if biased else "gated"
-
-    def gives_tiles(self, kinds: Sequence[str]) -> bool:
-        """Whether the product of gate and up leaves tiles for that of down."""
-        model = self.model
-        gated = self.gate_form(kinds) == "gated"
-        rounded = (self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)) == (None, None)
-        return gated and rounded and model.hidden % PADDED == 0 and self.packs_gate(kinds)
-
-    def _tokens_behind(self, role: str, names: Sequence[str]) -> int:
-        """Tokens of a tile for the products `names` of this layer, which read what a norm makes."""
-        model, kinds = self.model, self._kinds(*names)
-        if role == "lm_head":
-            return self._tile_tokens(kinds, model.shape.vocab, model.dim)
-        if role == "qkv":
-            return self._tile_tokens(kinds, model.q_width + 2 * model.kv_width, model.dim)
-        if (form := self.gate_form(kinds)) != "gated":
-            return self._tile_tokens(kinds, model.hidden * (2 if form == "stacked" else 1), model.dim)
-        fields = {"gated": True, "activation": model.activation}
-        fields |= {"packed_out": True} if self.gives_tiles([*kinds, *self._kinds("down_proj")]) else {}
-        return self._tile_tokens(kinds, model.hidden, model.dim, **fields)
+    def _tokens_of(self, role: str) -> int:
+        """Tokens of a tile for the products of `role`."""
+        readers = self.readers(role)
+        return self._tile_tokens(readers.kinds, readers.n, readers.k, **readers.fields)
 
     def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:
         block, dim, held = self.model.block, self.model.dim, self._held(x)
@@ -82,9 +51,9 @@ class TiledProducts(Products):
         if not (tiled and alone and self.reads_tiles(self._kinds_behind(name), dim) and dim % PADDED == 0):
             return super()._leave_normed(name, x)
         here, tokens = self.layer, held.shape[-2]
-        self.layer, role, norm, names = self._next_norm(name)
+        self.layer, role, norm, _ = self._next_norm(name)
         given: dict[str, str | Ref] = {}
-        if norm and self._tokens_behind(role, names) == tokens:
+        if norm and self._tokens_of(role) == tokens:
             tiles = self.normed[self.at(norm)] = self._packed_rows(role, dim, tokens)
             squares = self.tensor(f"{tiles}.squares", "scratch", self._extents(squares_shape(dim)))
             given = {"norm_weight": self._norm_weight(norm), "digits": tiles, "out_squares": squares}

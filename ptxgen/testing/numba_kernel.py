@@ -28,9 +28,10 @@ def compile_numba(
 ) -> NumbaText:
     """Compile a Python function as a kernel for a target (`sm_80`). `signature` has Numba's types of its arguments.
 
-    `name` takes the place of the mangled name. Needs numba-cuda and its compiler's wheels; raises their errors.
+    `name` takes the place of the mangled name. Needs numba-cuda and its compiler's wheels; raises their errors, and
+    `ImportError` with the extra to install where numba is missing.
     """
-    from numba import cuda
+    cuda = _numba().cuda
 
     found = re.fullmatch(r"sm_(\d+)(\d)[af]?", str(target))
     if found is None:
@@ -41,6 +42,15 @@ def compile_numba(
     if not name:
         return NumbaText(ptx, entry[1])
     return NumbaText(ptx.replace(entry[1].removeprefix("_ZN"), name).replace(f"_ZN{name}", name), name)
+
+
+def _numba() -> Any:
+    """The package, with its `cuda`."""
+    try:
+        import numba.cuda
+    except ImportError as missing:
+        raise ImportError(f"ptxgen.testing.numba_kernel: {missing}: pip install 'ptxgen[numba]'") from missing
+    return numba
 
 
 def flattened(argument: Any) -> list[Any]:
@@ -80,9 +90,7 @@ class NumbaKernel:
 
     def text(self, *args: Any) -> NumbaText:
         """The PTX for arguments of these types."""
-        from numba import typeof
-
-        signature = tuple(typeof(arg) for arg in args)
+        signature = tuple(map(_numba().typeof, args))
         if signature not in self._made:
             self._made[signature] = compile_numba(self.function, signature, self.target)
         return self._made[signature]

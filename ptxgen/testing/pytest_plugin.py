@@ -6,6 +6,7 @@ it, in fast mode only. Nothing of the runtime is imported before a test asks for
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ptx-check", action="store_true",
                     help="run tests that use ptx_device in fast, random and check mode: races, missing barriers, "
                          "accesses out of bounds are failures")  # fmt: skip
-    group.addoption("--ptx-seeds", type=int, default=_SEEDS, metavar="N",
+    group.addoption("--ptx-seeds", type=_count, default=_SEEDS, metavar="N",
                     help=f"random orders of --ptx-check (default: {_SEEDS})")  # fmt: skip
     group.addoption("--ptx-equal-stores", action="store_true",
                     help="unordered stores of equal values are failures, not warnings")  # fmt: skip
+
+
+def _count(word: str) -> int:
+    """An option's number of random orders."""
+    if not (word.isascii() and word.isdigit()):
+        raise ArgumentTypeError(f"must be an integer ≥ 0 (got {word!r})")
+    return int(word)
 
 
 def _runs(config: pytest.Config) -> list[str]:

@@ -336,12 +336,15 @@ def install(mode: str = "check", target: str = "sm_80", **options: Any) -> Drive
     """Make `@triton.jit` kernels run on the CPU executor from now on; the driver, whose `device` has run them.
 
     `target` is what Triton compiles for (`sm_75` …), `options` are `open_device`'s (`seed`, `threads`, `time_limit`).
-    Findings are raised as `ExecutionError` by the launch. Needs triton. Raises `SpecError`.
+    Findings are raised as `ExecutionError` by the launch. Raises `SpecError` for another mode or target, `ImportError`
+    with the extra to install where triton is missing.
     """
-    from triton import knobs
-    from triton.runtime import driver as config
-    from triton.runtime.jit import JITFunction
-
+    try:
+        from triton import knobs
+        from triton.runtime import driver as config
+        from triton.runtime.jit import JITFunction
+    except ImportError as missing:
+        raise ImportError(f"ptxgen.testing.triton.install: {missing}: pip install 'ptxgen[triton]'") from missing
     uninstall()
     driver = Driver(mode, target, **options)
     _INSTALLED.update(driver=driver, hook=knobs.runtime.add_stages_inspection_hook, run=JITFunction.run)
@@ -375,8 +378,10 @@ def install_from_environment() -> Driver | None:
     mode = os.environ.get(ENVIRONMENT, "")
     if not mode:
         return None
-    target = os.environ.get(f"{ENVIRONMENT}_TARGET", "sm_80")
-    return install(mode, target, seed=int(os.environ.get(f"{ENVIRONMENT}_SEED", "0")))
+    target, seed = os.environ.get(f"{ENVIRONMENT}_TARGET", "sm_80"), os.environ.get(f"{ENVIRONMENT}_SEED", "0")
+    if not (seed.isascii() and seed.isdigit()):
+        raise SpecError(f"{ENVIRONMENT}_SEED: must be an integer ≥ 0 (got {seed!r})")
+    return install(mode, target, seed=int(seed))
 
 
 __all__ = ["Array", "Driver", "install", "install_from_environment", "uninstall"]

@@ -58,9 +58,28 @@ class BlocksOf32(ByteCodes):
     """Codes of `bits`, an f16 scale for 32 columns, and an f16 min for them where `with_min`, else less half of what
     the codes have."""
 
-    bits: ClassVar[int] = 4
-    with_min: ClassVar[bool] = False
+    bits: ClassVar[int]
+    with_min: ClassVar[bool]
+    numbers: ClassVar[int]  # f16 ones of a block
     byte_type = "u8"
+
+    def __init_subclass__(cls, *, bits: int, with_min: bool) -> None:
+        cls.bits, cls.with_min, cls.numbers = bits, with_min, 1 + with_min
+        half = 1 << bits - 1
+        cls.less, cls.x_sum_factor = (0, 1.0) if with_min else (half, float(-half))
+        cls.integer_digits = 0 if with_min else 1
+
+    # -- bytes of a tile -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def fifths_at(tile_k: int) -> int:
+        """Where fifth bits begin, behind the nibbles."""
+        return 8 * tile_k
+
+    @classmethod
+    def scales_at(cls, tile_k: int) -> int:
+        """Where scales and mins begin, behind the codes."""
+        return 2 * cls.bits * tile_k
 
     # -- NumPy ---------------------------------------------------------------------------------------------------------
 
@@ -79,9 +98,9 @@ class BlocksOf32(ByteCodes):
         tiles = packed.reshape(self.records(rows), self.tiles(cols), -1)
         codes = unpack_nibbles(tiles, tile_k, rows, cols)
         if self.bits > 4:
-            codes = codes | (unpack_fifth(tiles, 8 * tile_k, tile_k, rows, cols) << 4)
-        shape = (8, tile_k // BLOCK, self._numbers, 2)
-        scales = np.moveaxis(cut(tiles, self._scales_at(tile_k), np.float16, *shape), 5, 3)
+            codes = codes | (unpack_fifth(tiles, self.fifths_at(tile_k), tile_k, rows, cols) << 4)
+        shape = (8, tile_k // BLOCK, self.numbers, 2)
+        scales = np.moveaxis(cut(tiles, self.scales_at(tile_k), np.float16, *shape), 5, 3)
         return {"blocks": self._raw(in_blocks(codes, BLOCK), from_rows(scales, rows, cols // BLOCK))}
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -106,13 +125,13 @@ class BlocksOf32(ByteCodes):
 
     def _fields(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
         """Codes `[rows, blocks, 32]`, and scales and mins `[rows, blocks, 1 or 2]`."""
-        numbers, fifths = 2 * self._numbers, 4 * (self.bits > 4)
+        numbers, fifths = 2 * self.numbers, 4 * (self.bits > 4)
         blocks = raw_blocks(source, rows, cols // BLOCK, numbers + fifths + BLOCK // 2)
         both = field(blocks, numbers + fifths, BLOCK // 2)
         codes = np.concatenate([both & 15, both >> 4], 2)
         if fifths:
             codes |= np.unpackbits(field(blocks, numbers, fifths), axis=2, bitorder="little") << 4
-        return codes, field(blocks, 0, self._numbers, np.float16)
+        return codes, field(blocks, 0, self.numbers, np.float16)
 
     def _raw(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The inverse of `_fields`: raw blocks."""
@@ -121,14 +140,6 @@ class BlocksOf32(ByteCodes):
         return whole_blocks(numbers, *fifths, low[..., : BLOCK // 2] | (low[..., BLOCK // 2 :] << 4))
 
     # -- one lane on a device ------------------------------------------------------------------------------------------
-
-    @property
-    def _numbers(self) -> int:
-        """f16 numbers of a block."""
-        return 1 + self.with_min
-
-    def _scales_at(self, tile_k: int) -> int:
-        return 2 * self.bits * tile_k
 
     @property
     def _code_words(self) -> int:
@@ -146,10 +157,10 @@ class BlocksOf32(ByteCodes):
         return code
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        found = [pair(b, name) for name in ("scale", "min")[: self._numbers]]
+        found = [pair(b, name) for name in ("scale", "min")[: self.numbers]]
         if chunk % 2 == 0:
             for i, both in enumerate(found):
-                halves_to_f32(b, *both, words[self._code_words + chunk // 2 * self._numbers + i])
+                halves_to_f32(b, *both, words[self._code_words + chunk // 2 * self.numbers + i])
         return found[0], found[1] if self.with_min else ()
 
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
@@ -167,8 +178,8 @@ class BlocksOf32(ByteCodes):
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        scales = sides(self._scales_at(self.tile_k), 4 * self._numbers, self.tile_k)
-        return (*self.pieces[: -self._numbers], *(replace(each, words=self._numbers) for each in scales))
+        scales = sides(self.scales_at(self.tile_k), 4 * self.numbers, self.tile_k)
+        return (*self.pieces[: -self.numbers], *(replace(each, words=self.numbers) for each in scales))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         if self.bits == 4:
@@ -181,7 +192,7 @@ class BlocksOf32(ByteCodes):
     ) -> None:  # fmt: skip
         units = NIBBLE_UNITS if self.bits == 4 else (1.0, 1.0)
         for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
-            numbers = words[self._code_words + i * self._numbers :]
+            numbers = words[self._code_words + i * self.numbers :]
             if self.with_min:
                 factors, mins = (
                     scaled_pair(b, "scale", numbers[0], units),
@@ -204,10 +215,9 @@ def formats(kind: type[BlocksOf32], name: str) -> tuple[BlocksOf32]:
     """A format in tiles of 128 columns, and in narrower ones."""
     made: list[BlocksOf32] = []
     for tile_k in reversed(TILE_COLUMNS):
-        size, blocks = 1 + kind.with_min, tile_k // BLOCK
-        fifths = fifth_pieces(8 * tile_k, tile_k) if kind.bits > 4 else ()
-        at = 2 * kind.bits * tile_k
-        scales = (Piece(at + 4 * blocks * i, 4 * blocks * size, "row", blocks) for i in range(size))
+        at, size, nbytes = kind.scales_at(tile_k), kind.numbers, 4 * tile_k // BLOCK
+        fifths = fifth_pieces(kind.fifths_at(tile_k), tile_k) if kind.bits > 4 else ()
+        scales = (Piece(at + nbytes * i, nbytes * size, "row", tile_k // BLOCK) for i in range(size))
         pieces = (*nibble_pieces(tile_k), *fifths, *scales)
         made.insert(0, kind(name, tile_k, at + size * tile_k, pieces, block_cols=BLOCK, narrow=tuple(made)))
     return (made[0],)

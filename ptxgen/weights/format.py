@@ -52,11 +52,15 @@ class Piece:
     half: bool = False
 
 
-class Offsets(NamedTuple):
-    """What is added to columns whose codes are centred: two fragments like `WeightFormat.min_integers`, whose sum it is
-    within 2^-22 of itself; what products of `centred_integers`, and these, are multiplied with in rows g and g + 8."""
+class ZeroPoints(NamedTuple):
+    """Codes that stand for 0, and what is left: weight = scale · (code − zero) + offset, with the zero of its columns.
 
-    fragments: Sequence[Sequence[Reg]]
+    `zeros`: words for `WeightFormat.integers_less_zeros`. `offsets`: two fragments like `min_integers`, whose sum is
+    the offset to some 22 bits. `scales`, `units`: what products of the codes, and of the offsets, are multiplied with
+    in rows g and g + 8."""
+
+    zeros: Sequence[Reg]
+    offsets: Sequence[Sequence[Reg]]
     scales: Sequence[Reg]
     units: Sequence[Reg]
 
@@ -263,8 +267,6 @@ class WeightFormat(ABC):
     # f16 numbers that add up to a code times its integer scale, or to a code where that has none; 0: unknown
     integer_digits: ClassVar[int] = 0
     has_mins: ClassVar[bool] = False  # whether every 32 columns have an integer that is subtracted
-    # of codes with a min, as most of them are: a min is near its scale times this
-    centre: ClassVar[int] = 0
 
     @property
     def integer_pieces(self) -> tuple[Piece, ...]:
@@ -292,12 +294,15 @@ class WeightFormat(ABC):
         and those of `min_integers`, () where there are no mins."""
         return self.scales(b, words, chunk)
 
-    def centred_integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        """`integers` of codes less `centre`, of formats with mins."""
+    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
+        """The zero points of a tile, of formats with mins; `name`: of the registers of offsets, scales and units, which
+        hold until its products are done."""
         raise NotImplementedError(self.name)
 
-    def offsets(self, b: Builder, words: Sequence[Reg]) -> Offsets:
-        """What is added to columns beside `centred_integers`: `centre` times their scales less their mins."""
+    def integers_less_zeros(
+        self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
+    ) -> None:
+        """`integers` of codes less their zero points."""
         raise NotImplementedError(self.name)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from ptxgen.weights.blocks_of_32 import BlocksOf32, formats
 
 
-class Q4_1(BlocksOf32):
+class Q4_1(BlocksOf32, bits=4, with_min=True):
     """Codes of 4 bits, an f16 scale and an f16 min for 32 columns."""
-
-    with_min, centre = True, 8
-    x_sum_factor = 1.0
 
 
 FORMATS = formats(Q4_1, "q4_1")

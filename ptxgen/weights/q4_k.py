@@ -41,7 +41,7 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Offsets, Piece, Source
+from ptxgen.weights.format import ByteCodes, Piece, Source, ZeroPoints
 from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ BLOCK = 256
 BLOCK_BYTES = 144
 SUB = 32
 INTEGER_UNITS = (2.0**20, 2.0**16)  # of rows g and g + 8 in `nibble_integers`: 2^-24 times 16, and times 256
+ROUNDS = 12582912.0  # 2^23 + 2^22: a number added to it becomes an integer, in its low bits
+QUAD_CLAMP = 0x1C1F  # of `shfl`, for lanes of the same four
 _ORDER = (0, 2, 1, 3)  # of the mins' lower bits: where byte j's nibble stands
 
 
@@ -68,7 +70,10 @@ def bytes_of(codes: np.ndarray) -> np.ndarray:
 
 
 def pack_mins(scales: np.ndarray, mins: np.ndarray, blocks: np.ndarray) -> list[np.ndarray]:
-    """The three fields after the codes. scales, mins `[rows, blocks, 8]`, blocks f16 `[rows, blocks, 2]`."""
+    """The three fields after the codes. scales, mins `[rows, blocks, 8]`, blocks f16 `[rows, blocks, 2]`, of which one
+    that is multiplied with zeros alone becomes 0: `sub_block_zeros` takes its unit from the larger one."""
+    unused = ~np.stack([scales.any(2), mins.any(2)], 2) & np.isfinite(blocks)
+    blocks = np.where(unused, np.float16(0), blocks)
     tiled = [to_rows(each, 1)[:, :, :, :, 0] for each in (scales, mins, blocks)]  # [record, tile, g, half, …]
     by_lane = [np.moveaxis(each.reshape(*each.shape[:4], 2, 4), 5, 3) for each in tiled[:2]]  # [… g, t, half, upper]
     scale, low = (each.reshape(*each.shape[:4], 4) for each in by_lane)
@@ -132,7 +137,7 @@ OWN_MINS = (Piece(2048, 4, "lane", 1), Piece(2176, 2, "lane", 1, half=True))  # 
 class Q4K(ByteCodes):
     """Codes of 4 bits; for 32 columns a scale and a min of 6 bits, for 256 two f16."""
 
-    integer_digits, has_mins, centre = 1, True, 8
+    integer_digits, has_mins = 1, True
 
     span = SUB
 
@@ -185,8 +190,10 @@ class Q4K(ByteCodes):
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         nibble_integers(b, words[chunk], words[16:20], chunk, out[0])
 
-    def centred_integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        nibble_integers(b, words[chunk], words[16:20], chunk, out[0], self.centre)
+    def integers_less_zeros(
+        self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
+    ) -> None:
+        nibble_integers(b, words[chunk], words[16:20], chunk, out[0], zeros)
 
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_block_mins(b, *words[24:])
@@ -194,8 +201,8 @@ class Q4K(ByteCodes):
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return block_factors(b, words[22:24], INTEGER_UNITS)
 
-    def offsets(self, b: Builder, words: Sequence[Reg]) -> Offsets:
-        return sub_block_offsets(b, words[22:24], words[24], words[25], self.centre, INTEGER_UNITS)
+    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
+        return sub_block_zeros(b, words[22:24], words[24], words[25], name, 15, INTEGER_UNITS)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -276,41 +283,48 @@ def min_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
 
 def sub_block_integers(
     b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg],
-    centre: int = 0,
+    zeros: Sequence[Reg] = (),
 ) -> None:  # fmt: skip
-    """`integers` less `centre`, by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that,
-    exactly. With a centre 1024 more than that goes first: f16 does not hold all scales so many times."""
+    """`integers` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly. Less
+    `zeros`: 1024 + code less 1024 + zero, times the scale, as f16 does not hold 1024 + zero times any scale."""
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
-    less = () if centre else convert.scratch_array(b, "integer_less", "b32", 2).regs
+    less = convert.scratch_array(b, "integer_less", "b32", 2).regs
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     if chunk == 0:
         for word, own in zip(scales, masked, strict=True):
             b.op("and.b32", own, word, 0x3F3F3F3F)
-    minus = constant(b, f"minus_{1024 + centre}", pair_of_f16(-1024 - centre))
     if chunk % 2 == 0:
         upper, t = divmod(chunk // 2, 4)
-        for half, factor in enumerate(factors):
+        for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
             byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
-        for offset, factor in zip(less, factors, strict=False):
-            b.op("mul.rn.f16x2", offset, factor, minus)
-    for half, factor in enumerate(factors):
+            if zeros:
+                b.op("prmt.b32", offset, zeros[t], 0xE4E4E4E4, _twice(2 * half + upper))
+            else:
+                b.op("mul.rn.f16x2", offset, factor, constant(b, "minus_1024", pair_of_f16(-1024)))
+    for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
         bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half), apart=True)
         for register in out[half::2]:
-            if centre:
-                b.op("add.rn.f16x2", register, register, minus)
+            if zeros:
+                b.op("add.rn.f16x2", register, register, offset)
                 b.op("mul.rn.f16x2", register, register, factor)
             else:
-                b.op("fma.rn.f16x2", register, register, factor, less[half])
+                b.op("fma.rn.f16x2", register, register, factor, offset)
+
+
+def _twice(byte: int) -> int:
+    """The selector of a byte below one of the second word, twice."""
+    return 0x4040 | byte << 8 | byte
 
 
 def nibble_integers(
-    b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg], centre: int = 0
+    b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg], zeros: Sequence[Reg] = ()
 ) -> None:  # fmt: skip
-    """`integers` of nibbles less `centre`, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the
-    lower end of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly."""
+    """`integers` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
+    of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly. So are
+    `zeros`, whose sign is set."""
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
-    less = convert.scratch_array(b, "integer_less", "b32", 2).regs if centre else ()
+    less = convert.scratch_array(b, "integer_less", "b32", 2).regs if zeros else ()
     if chunk == 0:
         for each, own in zip(scales, masked, strict=True):
             b.op("and.b32", own, each, 0x3F3F3F3F)
@@ -323,9 +337,9 @@ def nibble_integers(
         b.op("mov.b32", pair_of_rows, both)
         for factor, scale in zip(factors, pair_of_rows, strict=True):
             b.op("mov.b32", factor, (scale, scale))
-        for offset, factor, unit in zip(less, factors, INTEGER_UNITS, strict=False):
-            minus = constant(b, f"minus_{centre}_of_{unit:.0f}", pair_of_f16(-centre / 16 / unit))
-            b.op("mul.rn.f16x2", offset, factor, minus)
+        for half, offset in enumerate(less):
+            b.op("prmt.b32", offset, zeros[t], 0x80808080, _twice(2 * half + upper))
+            b.op("mul.rn.f16x2", offset, offset, factors[half])
     shifted = convert.scratch(b, "odd_nibbles", "b32")
     for odd in (0, 1):
         if odd:
@@ -333,7 +347,7 @@ def nibble_integers(
         for half, (factor, mask) in enumerate(zip(factors, (0x000F000F, 0x00F000F0), strict=True)):
             register = out[2 * odd + half]
             b.op("and.b32", register, word, mask)
-            if centre:
+            if zeros:
                 b.op("fma.rn.f16x2", register, register, factor, less[half])
             else:
                 b.op("mul.rn.f16x2", register, register, factor)
@@ -349,40 +363,72 @@ def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
     return (*out, *out)
 
 
-def sub_block_offsets(
-    b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, centre: int, codes: Sequence[float]
-) -> Offsets:  # fmt: skip
-    """`offsets` by the words of d and dmin and those of `OWN_MINS`, in units that are powers of two near the larger of
-    d and dmin; `codes`: those of `centred_integers`."""
+def sub_block_zeros(
+    b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, name: str, most: int, units_of_codes: Sequence[float]
+) -> ZeroPoints:  # fmt: skip
+    """`zero_points` by the words of d and dmin and those of `OWN_MINS`: min / scale, rounded to a code, 0 to `most`.
+
+    Each lane finds those of its four sub-blocks, and the four lanes of the rows tell each other. Zeros of row g + 8
+    stand where its codes do, four bits up where `units_of_codes` differ. Offsets are scale · zero − min in a power of
+    two near the larger of d and dmin, which `pack` leaves at 0 where they are multiplied with zeros alone."""
     mins, own_scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
     b.op("and.b32", own_scales, upper, 0x3F3F3F3F)
-    factor, less, inverse = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less", "inverse_unit"))
-    sub_scales, values, back = (
-        convert.scratch_array(b, f"offset_{name}", "f32", 2).regs for name in ("scale", "value", "back")
-    )
-    scales, units = pair(b, "block_scale"), pair(b, "offset_unit")
-    first, second = (convert.scratch_array(b, f"{name}_offset", "b32", 2).regs for name in ("first", "second"))
-    for half, (word, scale, unit, of_codes) in enumerate(zip(blocks, scales, units, codes, strict=True)):
-        b.note(f"row {'g + 8' if half else 'g'}: {centre} times the scales of 32 columns less their mins, in a unit")
+    factor, less, inverse = (convert.scratch(b, each, "f32") for each in ("block_factor", "block_less", "inverse_unit"))
+    steps, values, back = (convert.scratch_array(b, f"zero_{each}", "f32", 2).regs for each in ("step", "min", "back"))
+    zeros = convert.scratch_array(b, "zero_point", "f32", 4).regs
+    scales, units = pair(b, f"{name}_scale"), pair(b, f"{name}_unit")
+    first, second = (convert.scratch_array(b, f"{name}_{each}_offset", "b32", 2).regs for each in ("first", "second"))
+    for half, (word, scale, unit, of_codes) in enumerate(zip(blocks, scales, units, units_of_codes, strict=True)):
+        b.note(f"row {'g + 8' if half else 'g'}: zero points of its sub-blocks, and what they leave, in a unit")
         _unit_of(b, word, unit, inverse)
         halves_to_f32(b, scale, less, word)
         b.op("mul.f32", factor, scale, inverse)
-        b.op("mul.f32", factor, factor, float(centre))
         b.op("mul.f32", less, less, inverse)
-        b.op("neg.f32", less, less)
         if of_codes != 1:
             b.op("mul.f32", scale, scale, of_codes)
         bytes_to_f32(b, values, mins, first=2 * half)
-        bytes_to_f32(b, sub_scales, own_scales, first=2 * half)
-        for value, of_value in zip(values, sub_scales, strict=True):
-            b.op("mul.f32", value, value, less)
-            b.op("fma.rn.f32", value, of_value, factor, value)
+        bytes_to_f32(b, steps, own_scales, first=2 * half)
+        for step, value, zero in zip(steps, values, zeros[2 * half : 2 * half + 2], strict=True):
+            _zero_of(b, step, value, zero, factor, less, most)
         convert.pack(b, first[half : half + 1], values, f16)
         convert.unpack(b, back, first[half : half + 1], f16)
         for value, known in zip(values, back, strict=True):
             b.op("sub.f32", value, value, known)
         convert.pack(b, second[half : half + 1], values, f16)
-    return Offsets([(*first, *first), (*second, *second)], scales, units)
+    words = _exchanged(b, zeros, 4 if units_of_codes[0] != units_of_codes[1] else 0)
+    return ZeroPoints(words, [(*first, *first), (*second, *second)], scales, units)
+
+
+def _zero_of(b: Builder, step: Reg, value: Reg, zero: Reg, factor: Reg, less: Reg, most: int) -> None:
+    """The zero point, in the low byte of `zero`, from a scale and a min, which becomes the offset. Any would do: where
+    there is no scale it is 0 or `most`."""
+    b.op("mul.f32", step, step, factor)
+    b.op("mul.f32", value, value, less)
+    b.op("rcp.approx.f32", zero, step)
+    b.op("mul.f32", zero, zero, value)
+    b.op("max.f32", zero, zero, 0.0)
+    b.op("min.f32", zero, zero, float(most))
+    b.op("add.f32", zero, zero, ROUNDS)
+    rounded = b.op("sub.f32", convert.scratch(b, "zero_value", "f32"), zero, ROUNDS)
+    b.op("neg.f32", value, value)
+    b.op("fma.rn.f32", value, step, rounded, value)
+
+
+def _exchanged(b: Builder, zeros: Sequence[Reg], up: int) -> Sequence[Reg]:
+    """The words of all four lanes; in the order of the words of scales. Those of row g + 8 are so many bits `up`."""
+    low, high = (convert.scratch(b, f"{each}_zeros", "b32") for each in ("upper", "lower"))
+    bits = [convert.scratch(b, f"zero_bits{i}", "b32") for i in (0, 1)]
+    for both, word in ((zeros[:2], low), (zeros[2:], high)):
+        for register, zero in zip(bits, both, strict=True):
+            b.op("mov.b32", register, zero)
+        b.op("prmt.b32", word, bits[0], bits[1], 0x4040)
+    if up:
+        b.op("shl.b32", high, high, up)
+    b.op("prmt.b32", low, low, high, 0x5410)
+    out = convert.scratch_array(b, "zeros", "b32", 4).regs
+    for lane, register in enumerate(out):
+        b.op("shfl.sync.idx.b32", register, low, lane, QUAD_CLAMP, 0xFFFFFFFF)
+    return out
 
 
 def _unit_of(b: Builder, word: Reg, unit: Reg, inverse: Reg) -> None:

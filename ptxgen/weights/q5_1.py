@@ -5,12 +5,8 @@ from __future__ import annotations
 from ptxgen.weights.blocks_of_32 import BlocksOf32, formats
 
 
-class Q5_1(BlocksOf32):
+class Q5_1(BlocksOf32, bits=5, with_min=True):
     """Codes of 5 bits, an f16 scale and an f16 min for 32 columns."""
-
-    bits = 5
-    with_min, centre = True, 16
-    x_sum_factor = 1.0
 
 
 FORMATS = formats(Q5_1, "q5_1")

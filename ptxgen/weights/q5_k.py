@@ -27,7 +27,7 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Offsets, Piece, Source
+from ptxgen.weights.format import ByteCodes, Piece, Source, ZeroPoints
 from ptxgen.weights.order import join
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 class Q5K(ByteCodes):
     """Q4_K with codes of 5 bits."""
 
-    integer_digits, has_mins, centre = 1, True, 16
+    integer_digits, has_mins = 1, True
     byte_type = "u8"
     span = q4_k.SUB
     x_sum_factor = -1.0
@@ -102,8 +102,10 @@ class Q5K(ByteCodes):
     def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         q4_k.sub_block_integers(b, self, words, words[20:24], chunk, out[0])
 
-    def centred_integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        q4_k.sub_block_integers(b, self, words, words[20:24], chunk, out[0], self.centre)
+    def integers_less_zeros(
+        self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
+    ) -> None:
+        q4_k.sub_block_integers(b, self, words, words[20:24], chunk, out[0], zeros)
 
     def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return q4_k.sub_block_mins(b, *words[28:])
@@ -111,8 +113,8 @@ class Q5K(ByteCodes):
     def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
 
-    def offsets(self, b: Builder, words: Sequence[Reg]) -> Offsets:
-        return q4_k.sub_block_offsets(b, words[26:28], words[28], words[29], self.centre, (1.0, 1.0))
+    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
+        return q4_k.sub_block_zeros(b, words[26:28], words[28], words[29], name, 31, (1.0, 1.0))
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

@@ -19,7 +19,9 @@ class BufferDevice(DeviceBase):
     """See `Device`, which is what users have."""
 
     def empty(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
-        """An uninitialised buffer; with a `stream` (not a captured one) it exists in the order of that stream only."""
+        """An uninitialised buffer of `shape` (a number: of one dimension) and `dtype` (a name, such as "f16", or
+        NumPy's); with a `stream` (not a captured one) it exists in the order of that stream only. Raises `SpecError`,
+        and `CudaError` where the memory is not there."""
         stream = self._uncaptured(stream, "Device.empty", "allocate before, without this stream")
         dims, kind = as_shape("Device.empty", shape), to_dtype(dtype)
         nbytes = math.prod(dims) * kind.bytes
@@ -30,7 +32,7 @@ class BufferDevice(DeviceBase):
         return Buffer(allocation, pointer, dims, kind)
 
     def zeros(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
-        """A buffer of zeros."""
+        """A buffer of zeros; all else as `empty`."""
         return self.empty(shape, dtype, stream).zero(stream)
 
     def array(self, source: object, dtype: object = None, stream: object = None) -> Buffer:

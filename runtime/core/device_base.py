@@ -33,7 +33,8 @@ class DeviceBase(ABC):
 
     @abstractmethod
     def memory(self) -> MemoryUse:
-        """Memory of the device and of this process's pool, in bytes."""
+        """Bytes: `free` and `total` of the device, `used` and `reserved` by this process's pool, `available` to another
+        allocation. Of the CPU executor the machine's memory; 0 where the system does not say."""
 
     @abstractmethod
     def close(self) -> None:

@@ -51,7 +51,8 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()
     except Exception as missing:  # an absent package or library, or one of another version
-        raise AssembleError(f"compile_cuda: NVRTC cannot be used ({missing}); {_HOW_TO_GET_IT}") from None
+        reason = (str(missing).splitlines() or [type(missing).__name__])[0]  # the rest lists folders
+        raise AssembleError(f"compile_cuda: NVRTC cannot be used ({reason}); {_HOW_TO_GET_IT}") from None
     return nvrtc
 
 

@@ -62,6 +62,7 @@ class BatchedKvCache:
         self.generation = 0
         self._n_pages = n_pages
         self._store: KvLayers | None = None
+        self._check_room("BatchedKvCache", batch)
         self._allocate(batch)
 
     def _allocate(self, batch: int) -> None:
@@ -134,19 +135,25 @@ class BatchedKvCache:
             self._empty(batch, self.batch, None)
             self.batch = batch
             return False
-        rows, count = self._extents(batch)
-        row = bytes_per_sequence(1, self.n_kv_heads, self.head_dim, 1, self.dtype)
-        need = row * sum(batch * ring if ring else rows * count for ring in self.rings.sizes)
-        need += overhead(batch, self.n_layers, None) + (4 * batch * self._entries if self.page_size else 0)
-        there = self.device.memory().available + self.nbytes
-        if need > there:
-            said = f"{batch} sequences need {need:,} bytes, about {there:,} are there; nothing was changed"
-            raise CudaError(f"BatchedKvCache.resize: {said}")
+        self._check_room("BatchedKvCache.resize", batch)
         self.free()
         self._allocate(batch)
         self.generation += 1
         log.info("BatchedKvCache: grown to %d sequences; graphs of the old addresses are invalid", batch)
         return True
+
+    def _check_room(self, label: str, batch: int) -> None:
+        """`CudaError` where the memory for `batch` sequences is not there: a system that lends more than it has would
+        end the process in the middle of the first fill."""
+        rows, count = self._extents(batch)
+        row = bytes_per_sequence(1, self.n_kv_heads, self.head_dim, 1, self.dtype)
+        need = row * sum(batch * ring if ring else rows * count for ring in self.rings.sizes)
+        need += overhead(batch, self.n_layers, None) + (4 * batch * self._entries if self.page_size else 0)
+        there = self.device.memory().available + self.nbytes
+        if need > there > 0:  # 0: the system does not say
+            fit = "" if self._n_pages else f" (room for about {batch * there // need})"
+            said = f"{batch} sequences need {need:,} bytes, about {there:,} are there{fit}; nothing was changed"
+            raise CudaError(f"{label}: {said}")
 
     @property
     def nbytes(self) -> int:

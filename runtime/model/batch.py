@@ -106,8 +106,9 @@ class Batch:
         return self.cache.length(self._held(slot))
 
     def step(self) -> dict[int, int]:
-        """One more token of every sequence, by slot. A full one must leave before. After an error each is as long as it
-        was."""
+        """One more token of every sequence: the tokens by slot. Raises `CapacityError` where a sequence is full, or
+        pages run out: one must leave before; `SpecError` without a sequence. After an error each is as long as it was.
+        """
         if not self._next:
             raise SpecError("Batch.step: no sequence has joined")
         lengths = {slot: self.cache.length(slot) for slot in self._next}
@@ -138,7 +139,8 @@ class Batch:
         self._wait()
 
     def logits(self) -> np.ndarray:
-        """Those of the last step, `[slots, vocab]`; rows of free slots mean nothing."""
+        """The logits of the last step, float32 `[slots, vocab]`, on the host; rows of free slots mean nothing, and a
+        sequence that joined since has none."""
         return self._logits.numpy()
 
     def _held(self, slot: object) -> int:

@@ -79,8 +79,9 @@ class Model(Sequenced):
     def generate(
         self, prompt: Sequence[int], max_new_tokens: int, *, stream: bool = False, **options: Any
     ) -> list[int] | Iterator[int]:
-        """The prompt and the tokens after it; with `stream` an iterator, which decodes a token when it is asked for the
-        next. `options` are those of `tokens`, which gives the tokens after the prompt alone."""
+        """The prompt's tokens and up to `max_new_tokens` after them, a list; with `stream` an iterator, which decodes a
+        token when it is asked for the next. `options` are those of `tokens`, which gives the tokens after the prompt
+        alone. Raises as `prefill`."""
         given = self._tokens_of(prompt).tolist()
         found = itertools.chain(given, self.tokens(prompt, max_new_tokens, **options))
         return found if stream else list(found)
@@ -129,7 +130,8 @@ class Model(Sequenced):
 
     # more -------------------------------------------------------------------------------------------------------------
     def batch(self, slots: int, **options: Any) -> Batch:
-        """Decode up to `slots` sequences at once, which join and leave between steps."""
+        """Decode up to `slots` sequences at once, which join and leave between steps; `options` are `Batch`'s, which
+        says what they do. Raises `CudaError` where the memory for `slots` caches is not there."""
         from ptxgen.runtime.model.batch import Batch
 
         _check_options("Model.batch", Batch, 2, options)

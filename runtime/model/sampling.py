@@ -23,8 +23,13 @@ _DTYPES = {"temperature": f32, "top_k": s32, "top_p": f32, "min_p": f32, "seed":
 
 @dataclass(frozen=True)
 class Sampling:
-    """`temperature` 0 takes the likeliest token. Off: `top_k` 0, `top_p` 1, `min_p` 0, `penalty` 1 (above: tokens that
-    the sequence has already are less likely). The same `seed` gives the same tokens on every device."""
+    """How a sequence's tokens are drawn, in this order.
+
+    `penalty`, 0.001 … 1000: logits of tokens that the sequence has are divided by it, those below zero multiplied (1:
+    off). `temperature`, 0 … 10⁶: the logits' divisor; 0 takes the likeliest. `top_k`: so many likeliest stay (0: off).
+    `top_p`, 0 … 1: of these the fewest whose weights reach this part of the sum (1: off). `min_p`, 0 … 1: of these
+    those of at least this part of the likeliest's weight (0: off). `seed`, 64 bits: the same one gives the same tokens
+    on every device. Raises `SpecError`."""
 
     temperature: float = 1.0
     top_k: int = 0

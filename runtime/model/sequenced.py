@@ -177,7 +177,9 @@ class Sequenced:
             raise
 
     def forward_to_token(self, token: int, position: int | None = None, sampling: Sampling | None = None) -> int:
-        """The same; the likeliest next token, the lowest among equals, or one that is drawn."""
+        """Append a token as `forward` does; the likeliest next token, the lowest among equals, or with `sampling` one
+        that is drawn. Raises `CapacityError` where all `shape.max_len` positions are taken, `SpecError` for a token or
+        a position that there is not."""
         if self.deterministic and sampling is None:
             return int(np.argmax(self.forward(token, position)))
         known, place = self._known, self._length
@@ -234,8 +236,10 @@ class Sequenced:
 
     # a prompt ---------------------------------------------------------------------------------------------------------
     def prefill(self, prompt: Sequence[int], position: int | None = None, sampling: Sampling | None = None) -> int:
-        """Append a prompt, in chunks; the likeliest token after it, or one that is drawn. After an error the sequence
-        ends before the prompt; with rings, which may have lost what it would need there, before a chunk."""
+        """Append a prompt of one token or more at `position` (None: at the end), in chunks; the likeliest token after
+        it, or with `sampling` one that is drawn. Raises `CapacityError`, changing nothing, for more tokens than there
+        is room for, `SpecError` for what is no token of the vocabulary. After an error of the device the sequence ends
+        before the prompt; with rings, which may have lost what it would need there, before a chunk."""
         sampling = checked(sampling)
         tokens, place = self._check_prompt(prompt, position)
         try:
@@ -288,11 +292,13 @@ class Sequenced:
         lists = tokens.ndim == 1 and not isinstance(prompt, np.ndarray)  # in which NumPy counts True as 1
         if lists and any(isinstance(token, bool) for token in prompt):
             tokens = np.zeros(0)
+        if isinstance(prompt, str):
+            raise SpecError(f"Model: a prompt must be tokens, as source.text().encode makes them (got {brief(prompt)})")
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
             raise SpecError(f"Model: a prompt must be a list of integers, one at least (got {brief(prompt)})")
         if tokens.min() < 0 or tokens.max() >= self.shape.vocab:
-            got = f"{tokens.min()} … {tokens.max()}"
-            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {got})")
+            wrong = tokens[(tokens < 0) | (tokens >= self.shape.vocab)][0]
+            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {wrong})")
         return tokens.astype(np.int32)
 
     def __repr__(self) -> str:

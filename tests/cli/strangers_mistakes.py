@@ -203,4 +203,12 @@ STRANGERS = [
         "export --model file --target sm_80 -o o --kv-dtype f9",
         "--kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got f9)",
     ),
+    (
+        "generate --config small.json --target sm_70 -o o",
+        "--target: must be sm_75 or later (got sm_70; nearest: sm_75)",
+    ),
+    (
+        "export --config small.json --target sm_80 --target sm_70 --weights bf16 -o o",
+        "--target: must be sm_75 or later (got sm_70; nearest: sm_75)",
+    ),
 ]  # fmt: skip

@@ -338,6 +338,17 @@ def test_doctor_says_what_a_model_takes(capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out)["scratch"] < told["scratch"]  # which has no products on wgmma
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["export", "-o", "out"]], ids=" ".join)
+def test_a_target_that_no_model_runs_on_is_refused_by_its_option(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = str(Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf")
+    assert invoke([*command, "--model", model, "--target", "sm_70"]) == 2
+    assert "ptxgen: --target: must be sm_75 or later (got sm_70; nearest: sm_75)" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
 def test_export_of_a_model_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf")
     options = ["--model", model, "--target", "sm_80", "--max-len", "64", "--no-cubin", "-o", str(tmp_path / "out")]

@@ -16,6 +16,7 @@ from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
+from tests.support.norm_chain import Chain, N, assert_as_exact_as_a_norm_before
 
 WHERE = "sm_90"
 EXACT = 1e-6
@@ -57,41 +58,13 @@ def test_results_that_a_thread_has_several_of(mode: str, monkeypatch: pytest.Mon
     clear_cache()
 
 
-def chain(
-    device: Device, precision: str, scale: float, *, left: bool, weights: str = "bf16", **shape: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """x + A·u, normed, then B·; results of kernels, and of float64. `left`: what the norm takes is left by the first
-    product; else `PackDigits` makes it."""
-    rng, kind, n, sums = np.random.default_rng(5), weight_format(weights), 512, weights != "bf16"
-    first, second = (rng.standard_normal((n, n), np.float32) * np.float32(n**-0.5) for _ in "ab")
-    packed = [kind.pack(kind.quantise(each), n, n).reshape(n // 16, -1) for each in (first, second)]
-    first, second = (kind.values(each.reshape(-1), n, n).astype(np.float64) for each in packed)
-    u, x = rng.standard_normal((6, n), np.float32), scale * rng.standard_normal((6, n), np.float32)
-    gain = rng.uniform(0.1, 3.0, n).astype(np.float32)
-    digits = DIGITS[precision]
-    fields: dict[str, Any] = {"n": n, "k": n, "precision": precision, "weights": weights, **shape}
-    stream, out = device.array(x.astype(np.float32)), device.empty((6, n), "f32")
-    between = device.empty(layout.pack(x, digits, sums=sums).shape, "bf16")
-    given = {
-        "x": device.array(layout.pack(u, digits, sums=sums)),
-        "weight": device.array(packed[0]),
-        "out": stream,
-        "n_rows": 6,
-    }
-    more: dict[str, Any] = {}
-    if left:
-        squares = device.empty((1, 8, n // 16), "f32")
-        given |= {"norm_weight": device.array(gain), "digits": between, "out_squares": squares}
-        more = {"squares": squares}
-    device.load(halves(**fields, residual=True, norm_out=left), WHERE).bind(**given).launch()
-    if not left:
-        pack = PackDigits(n, norm="rms", halves=digits, sums=sums)
-        device.load(pack, WHERE).bind(x=stream, norm_weight=device.array(gain), out=between, n_rows=6).launch()
-    spec = halves(**fields, norm="rms" if left else "")
-    device.load(spec, WHERE).bind(x=between, weight=device.array(packed[1]), out=out, n_rows=6, **more).launch()
-    rows = x.astype(np.float32).astype(np.float64) + u.astype(np.float64) @ first.T
-    rows = rows / np.sqrt((rows**2).mean(1, keepdims=True) + 1e-6) * gain
-    return out.numpy().astype(np.float64), rows @ second.T
+def chain(weights: str) -> Chain:
+    """Of digits, before K-quants with sums."""
+    sums = weights != "bf16"
+    return Chain(
+        halves, lambda precision: PackDigits(N, norm="rms", halves=DIGITS[precision], sums=sums),
+        lambda rows, precision: layout.pack(rows, DIGITS[precision], sums=sums), (1, 8, N // 16), 6, WHERE,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("scale", "shape"), [
@@ -99,13 +72,8 @@ def chain(
     (1e9, {"weights": "q5_k"}), (1e-3, {"weights": "q6_k", "share": 2}),
 ], ids=str)  # fmt: skip
 def test_a_norm_divided_out_is_as_exact_as_one_before(device: Device, scale: float, shape: dict[str, Any]) -> None:
-    for precision, limit in (("exact", 5e-7), ("fast", 4e-3)):
-        found = {}
-        for left in (True, False):
-            got, want = chain(device, precision, scale, left=left, **shape)
-            found[left] = np.linalg.norm(got - want) / np.linalg.norm(want)
-        assert found[True] < limit, (precision, found)
-        assert found[True] < 1.5 * found[False], (precision, found)
+    kind = chain(shape.get("weights", "bf16"))
+    assert_as_exact_as_a_norm_before(kind, device, scale, {"exact": 5e-7, "fast": 4e-3}, **shape)
 
 
 def test_tokens_past_the_last_are_zero_digits() -> None:

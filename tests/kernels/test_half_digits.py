@@ -170,7 +170,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     ("fields", "reason"),
     [
         ({"n": 40, "k": 256, "tokens": 16}, r"tokens: with bf16 digits they are 8 \(got 16"),
-        ({"n": 40, "k": 1280, "split": 8}, r"split: must divide the 20 tiles of k \(got 8"),
+        ({"n": 40, "k": 1280, "split": 8}, r"split: must divide the 20 tiles of k \(got 8; nearest: 4"),
         ({"n": 40, "k": 256, "packed_out": True, "precision": "fast"}, r"n: must be a multiple of 64"),
         ({"n": 64, "k": 256, "packed_out": True, "precision": "fast", "residual": True}, r"residual: a packed result"),
         ({"n": 64, "k": 256, "precision": "e4m3"}, r"precision: must be one of exact, fast"),

@@ -14,9 +14,9 @@ import safetensors.numpy
 from ptxgen.errors import FileError
 from ptxgen.models.files import ModelFile, open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
+from tests.support.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
 from tests.support.model_files import write_checkpoint, write_folder
-from tests.tools.record_families import PROMPT, RECORD
+from tests.tools.record_families import RECORD
 
 RECORDED = dict(np.load(RECORD))
 TIE = 3e-5

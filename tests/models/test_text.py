@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from ptxgen.errors import FileError
+from ptxgen.errors import FileError, SpecError
 from ptxgen.models.files import open_model
 from ptxgen.models.text import Text
 from ptxgen.models.text.bytelevel import CUTS
@@ -49,6 +50,18 @@ def test_control_tokens_are_found_in_a_prompt_and_print_nothing() -> None:
     assert text.decode([0, *text.split("abc"), 0]) == "abc"
     assert text.decode([*text.split("abc"), 10**6]) == "abc"
     assert text.stops == {0}
+
+
+@pytest.mark.parametrize("token", [-1, True, "a", 1.5], ids=repr)
+def test_what_is_no_token_has_no_text(token: Any) -> None:
+    text = text_of(trained("gpt-2")[0], "m.gguf")
+    with pytest.raises(SpecError, match=rf"token: must be an int ≥ 0 \(got {token!r}\)"):
+        text.decode([5, token])
+
+
+def test_a_prompt_is_text() -> None:
+    with pytest.raises(SpecError, match=r"prompt: must be a str \(got b'abc'\)"):
+        text_of(trained("gpt-2")[0], "m.gguf").encode(b"abc")
 
 
 def test_a_prompt_opens_with_bos_where_the_file_or_its_kind_says_so() -> None:

@@ -55,6 +55,12 @@ def test_the_mended_one_passes(run):
     run(False, "--ptx-check", "--ptx-seeds", "1").assert_outcomes(passed=3)
 
 
+def test_a_number_of_orders_below_zero_is_refused(run):
+    result = run(False, "--ptx-check", "--ptx-seeds", "-1")
+    assert "--ptx-seeds: must be an integer ≥ 0 (got '-1')" in result.stderr.str()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
 def test_it_costs_those_who_do_not_use_it_next_to_nothing():
     code = "import sys, ptxgen.testing.pytest_plugin; print([m for m in sys.modules if 'numpy' in m or 'llvm' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

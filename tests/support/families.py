@@ -40,6 +40,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo2": _SMALL | {"model_type": "olmo2"},
 }  # fmt: skip
 
+PROMPT = (1, 77, 5, 130, 42, 9, 63, 21, 21, 100, 8, 3)
+N_TOKENS = 20  # recorded behind it
+
 
 def small_spec(family: str, **changes: Any) -> ModelSpec:
     """A small model of a family."""

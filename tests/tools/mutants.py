@@ -31,6 +31,7 @@ SLOWER = 5  # and at least as many times what they take without a mutation, so t
 _CHECKS = ("tests/checks", "tests/isa/test_isa.py")
 _BIND = ("tests/runtime/test_arguments.py", "tests/runtime/test_bind.py", "tests/runtime/test_device.py")
 _OBJECTS = ("tests/cpu/compile/test_cache.py", "tests/runtime/test_cache_guards.py")
+_GOLDENS = "tests/golden/test_golden.py::test_goldens_are_what_is_generated"
 _DISK = tuple(f"tests/runtime/test_diskcache{part}.py" for part in ("", "_processes", "_rights"))
 TESTS = {
     "runtime/core/diskcache.py": (*_DISK, "tests/runtime/test_cache_guards.py"),
@@ -50,6 +51,14 @@ TESTS = {
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
     "ptxgen/models/packing.py": ("tests/models/test_packing.py",),
+    "ptxgen/models/tiled.py": ("tests/runtime/model/test_tiled_sequences.py",),
+    "ptxgen/products/wgmma/elements.py": (f"{_GOLDENS}[incremental_attention]",),
+    "ptxgen/products/wgmma/integers.py": (f"{_GOLDENS}[packed_gemm]",),
+    "ptxgen/products/wgmma/norms.py": (f"{_GOLDENS}[packed_gemm]", "tests/products/test_packed_norms.py"),
+    "ptxgen/products/wgmma/scaled_packing.py": (f"{_GOLDENS}[pack_tokens]",),
+    "ptxgen/weights/blocks_of_32.py": (
+        "tests/weights/test_formats.py", f"{_GOLDENS}[gemv]", f"{_GOLDENS}[digit_gemm]", f"{_GOLDENS}[packed_gemm]",
+    ),
     "runtime/model/timing.py": ("tests/runtime/model/test_profile.py",),
     "ptxgen/checks/__init__.py": _CHECKS,
     "ptxgen/checks/access.py": _CHECKS,
@@ -112,6 +121,18 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
     ),
     "ptxgen/models/packing.py": (("SLICE = 16 << 20", "16 → 17", _SIZE), ("SLICE = 16 << 20", "20 → 21", _SIZE)),
+    "ptxgen/products/wgmma/integers.py": (
+        ("shape.groups > MOST_GROUPS", "> → >=", "when a lane reads its words changes how many registers it takes"),
+    ),
+    "ptxgen/products/wgmma/norms.py": (
+        ("together = max(1, flight", "1 → 2", "how many tokens' loads are on their way changes no sum"),
+    ),
+    "ptxgen/weights/blocks_of_32.py": (
+        ("3, 5)]).reshape(-1)", "1 → 2", "NumPy takes any negative extent for the one it finds"),
+        ("self.tiles(cols), -1)", "1 → 2", "NumPy takes any negative extent for the one it finds"),
+        ("rows, cols) << 4)", "4 → 5", "packbits asks only whether a number is zero"),
+        ("-(-self.chunks // 4)", "4 → 5", "of 2, 4 and 8 chunks there are as many words either way"),
+    ),
     "runtime/model/timing.py": (
         ('found, layer, part = [], -1, ""', "1 → 2", "an op outside of the layers has a part of its own"),
     ),

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.sentence import in_a_sentence, show_help
-from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
+from tests.support.families import CONFIGS, N_TOKENS, PROMPT, random_weights, small_spec, torch_name
 
 RECORD = Path(__file__).parents[1] / "data" / "families.npz"
-PROMPT = (1, 77, 5, 130, 42, 9, 63, 21, 21, 100, 8, 3)
-N_TOKENS = 20
 
 
 def model_of(family: str, seed: int = 0) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ptxgen.errors import FileError, SpecError, brief
+from ptxgen.integers import as_index
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,10 @@ class Text:
     space_prefix: bool = False
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, `bos` first where the vocabulary asks for it. Raises `SpecError` for half a surrogate
-        pair, as Python makes them of bytes that are no UTF-8."""
+        """The tokens of a prompt, `bos` first where the vocabulary asks for it. Raises `SpecError` for what is no str,
+        and for half a surrogate pair, as Python makes them of bytes that are no UTF-8."""
+        if not isinstance(text, str):
+            raise SpecError(f"prompt: must be a str (got {brief(text)})")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -34,7 +37,8 @@ class Text:
         return [*(() if self.bos is None else (self.bos,)), *self.split(text)]
 
     def decode(self, tokens: Iterable[int], continues: bool = False) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD. `continues` as in `stream`."""
+        """The text of tokens, none of those behind the vocabulary; bytes that are no UTF-8 become U+FFFD. `continues`
+        as in `stream`. Raises `SpecError` for what is no token."""
         stream = self.stream(continues)
         return "".join([*map(stream.push, tokens), stream.end()])
 
@@ -52,7 +56,10 @@ class Stream:
 
     def push(self, token: int) -> str:
         """The text that a token completes, often its own, sometimes none."""
-        piece = self._pieces[token] if token < len(self._pieces) else b""  # a row that fills the embedding up
+        number = as_index(token)
+        if number is None or number < 0:
+            raise SpecError(f"token: must be an int ≥ 0 (got {brief(token)})")
+        piece = self._pieces[number] if number < len(self._pieces) else b""  # a row that fills the embedding up
         if self._strip and piece:
             piece, self._strip = piece.removeprefix(b" "), False
         return self._decoder.decode(piece)

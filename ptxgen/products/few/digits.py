@@ -10,11 +10,11 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
-from ptxgen.idioms.threads import split
 from ptxgen.products.bytes import layout as bytes_layout
 from ptxgen.products.bytes.digits import QUAD
 from ptxgen.products.bytes.layout import TOKENS
 from ptxgen.products.digits import split_digits
+from ptxgen.products.elements import Elements
 from ptxgen.products.few import layout
 from ptxgen.weights.format import CHUNK, OWN
 
@@ -101,33 +101,30 @@ def store_sum(b: Builder, at: Reg, digits: int, total: Reg, pred: Reg | None = N
             b.op("sub.f32", total, total, back[0])
 
 
-class ElementDigits:
-    """What attention makes of a token, `[n_heads, head_dim]`, as digits for the product behind it, four columns a call.
-    Tokens of a tile past the last are left as they are. With `sums` four lanes have a chunk."""
+class ElementDigits(Elements):
+    """Rows as digits that DigitGemm reads. With `sums` four lanes have a chunk."""
+
+    column = "digit_column"
 
     def __init__(
         self, digits: int, sums: bool, n_heads: int, head_dim: int, b: Builder, out: Reg, where: Place, task: Task
     ) -> None:  # fmt: skip
-        self.b, self.digits, self.sums = b, digits, sums
-        assert where.sequence is not None
-        tile, token = split(b, "out_tile", "out_token", where.sequence, bytes_layout.TOKENS)
-        self.width = n_heads * head_dim
-        units = self.width // layout.columns(sums=sums)
-        self.out = b.op("mad.wide.u32", out, tile, units * layout.unit_bytes(digits, sums=sums), out)
-        if sums:
+        self.sums = sums
+        super().__init__(digits, TOKENS, n_heads, head_dim, b, out, where, task)
+
+    def begin(self, tile: Reg, token: Reg) -> None:
+        b, out = self.b, self.out
+        units = self.width // layout.columns(sums=self.sums)
+        b.op("mad.wide.u32", out, tile, units * layout.unit_bytes(self.digits, sums=self.sums), out)
+        if self.sums:
             self.sums_of_token = b.op("mad.wide.u32", "sums_of_token", token, layout.SUM_BYTES // TOKENS, out)
             lane = b.op("mov.u32", "quad_lane", b.special("laneid"))
             self.first_of_quad = b.op("setp.eq.u32", "first_of_quad", b.op("and.b32", "lane_of_quad", lane, 3), 0)
             self.quad = b.op("shl.b32", "quad_mask", 0xF, b.op("and.b32", lane, lane, 28))
         b.op("mad.wide.u32", out, token, 4 * layout.LANE_BYTES, out)
-        self.first = b.op("mul.lo.u32", "out_column", task.first_head, head_dim)
-        self.split = b.array("out_digit", "b32", 2 * digits)
 
-    def __call__(self, element: Reg, values: tuple[Reg, ...], exists: Reg | None) -> None:
-        """The digits of the four columns of an element of the CTA's heads; part of an open fragment."""
+    def places(self, column: Reg, values: tuple[Reg, ...], exists: Reg | None) -> Sequence[Reg]:
         b = self.b
-        column = b.op("mad.lo.u32", "digit_column", element, OWN, self.first)
-        b.op("min.u32", column, column, self.width - OWN)  # as it is: a bound for the checks
         place, part = b.op("shr.u32", "digit_place", column, layout.PAIR.bit_length() - 1), b.reg("digit_part", "u32")
         b.op("mul.lo.u32", place, place, self.digits * layout.DIGIT_BYTES)
         for start, parts, nbytes in ((CHUNK, layout.PAIR // CHUNK, 2 * OWN), (OWN, CHUNK // OWN, layout.LANE_BYTES)):
@@ -135,11 +132,11 @@ class ElementDigits:
             b.op("mad.lo.u32", place, part, nbytes, place)
         if self.sums:
             self._keep_sum(column, values, place, exists)
-        to = b.op("mad.wide.u32", "digits_to", place, 1, self.out)
-        digits = [self.split[2 * i : 2 * i + 2] for i in range(self.digits)]
-        split_digits(b, values, digits)
-        for index, words in enumerate(digits):
-            convert.store_words(b, to, words, index * layout.DIGIT_BYTES, pred=exists)
+        return [b.op("mad.wide.u32", "digits_to", place, 1, self.out)]
+
+    def store(self, places: Sequence[Reg], digit: int, words: Sequence[Reg], exists: Reg | None) -> None:
+        (to,) = places
+        convert.store_words(self.b, to, words, digit * layout.DIGIT_BYTES, pred=exists)
 
     def _keep_sum(self, column: Reg, values: tuple[Reg, ...], place: Reg, exists: Reg | None) -> None:
         """The sum of the quad's columns, and where digits are, between whose units the sums lie. Elements end with a

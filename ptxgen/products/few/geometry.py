@@ -75,12 +75,20 @@ def has_spans(kind: WeightFormat) -> bool:
     return kind.span > 0 and kind.tile_k == layout.WIDE_UNIT
 
 
-def divides(kind: WeightFormat, k: int, split: int) -> bool:
-    """Whether so many CTAs can share the tiles of k: evenly, or of codes nearly so."""
+def most_spare(kind: WeightFormat, k: int) -> int:
+    """Tiles by which those of k may be fewer than a multiple of the CTAs that share it: none of bf16, of codes some."""
+    return 0 if kind.name == "bf16" else int(MOST_SPARE * kind.tiles(k))
+
+
+def shares(kind: WeightFormat, k: int, split: int) -> bool:
+    """Whether so many CTAs can share the tiles of k."""
     tiles = kind.tiles(k)
-    if kind.name == "bf16":
-        return tiles % split == 0
-    return split <= tiles and -(-tiles // split) * split - tiles <= MOST_SPARE * tiles
+    return split <= tiles and -tiles % split <= most_spare(kind, k)
+
+
+def splits(kind: WeightFormat, k: int) -> list[int]:
+    """How many CTAs can."""
+    return [split for split in SPLITS if shares(kind, k, split)]
 
 
 def multiple(kind: WeightFormat, k: int) -> int:
@@ -107,5 +115,4 @@ def best_share(runs: FewRuns) -> int:
 
 
 def _shares(units: int, parts: int, kind: WeightFormat, k: int, precision: str) -> list[FewRuns]:
-    splits = (split for split in SPLITS if divides(kind, k, split))
-    return [share_few(units, parts, kind, k, precision, split) for split in splits]
+    return [share_few(units, parts, kind, k, precision, split) for split in splits(kind, k)]

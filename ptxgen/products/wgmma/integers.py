@@ -2,9 +2,10 @@
 
 A block's factor is taken out of the sums of its columns (256 of K formats, else those of a scale, or of a tile where a
 scale has more), as is what the mins of K formats subtract: they are multiplied with the sums of every 32 columns of x,
-which lie beside the tokens. All digits of x are tokens of one product. What a weight's second number adds, it adds with
-the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage are
-converted while the last products of a block run.
+which lie beside the tokens. With `zero_points` codes are less what stands for 0 in 32 columns, and the sums of x are
+multiplied with what that leaves. All digits of x are tokens of one product. What a weight's second number adds, it adds
+with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage
+are converted while the last products of a block run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.shape import MOST_GROUPS
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+from ptxgen.weights.format import ZeroPoints
 
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
 
@@ -61,7 +63,7 @@ class IntegerMultiplier(ScaledMultiplier):
         self.pending: Part | None = None  # whose sums are not in the totals yet
         self.scales: Sequence[Reg] = ()
         self.less: Sequence[Reg] = ()
-        self.units: tuple[Sequence[Reg], Sequence[Reg]] | None = None  # of centred codes and their offsets
+        self.points: ZeroPoints | None = None  # of the tile
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
@@ -79,9 +81,11 @@ class IntegerMultiplier(ScaledMultiplier):
             self._begin_tile(part)
         for index, chunk in enumerate(part.chunks):
             b.note(f"chunk {chunk} of the tile", after=RUN)
-            integers = kind.centred_integers if self.spec.centred else kind.integers
-            integers(b, self.words, chunk, self._fragments(a, index))
-        offsets = self._offsets() if self._ends(part) and self.min_sums is not None else ()
+            if self.points is not None:
+                kind.integers_less_zeros(b, self.words, self.points.zeros, chunk, self._fragments(a, index))
+            else:
+                kind.integers(b, self.words, chunk, self._fragments(a, index))
+        offsets = self._offsets(part)
         if self.pending is not None:
             self._promote(self.pending)
         b.note("the products", after=RUN)
@@ -95,21 +99,22 @@ class IntegerMultiplier(ScaledMultiplier):
                 b.op(self.of_tokens, self.min_sums.regs, tuple(own), self.descriptor, int(index > 0), 1, 1, 0)
         b.op("wgmma.commit_group.sync.aligned")
 
-    def _offsets(self) -> Sequence[Sequence[Reg]]:
-        """Fragments that the sums of x are multiplied with, behind the last chunk of a unit."""
-        if not self.spec.centred:
-            return [self.kind.min_integers(self.b, self.words)]
-        assert self.pending is None, "registers of the units before are free"
-        found = self.kind.offsets(self.b, self.words)
-        self.units = found.scales, found.units
-        return found.fragments
+    def _offsets(self, part: Part) -> Sequence[Sequence[Reg]]:
+        """Fragments that the sums of x are multiplied with, behind the last chunks of a unit, when registers of words
+        are free for the results."""
+        if self.min_sums is None or not self._ends(part):
+            return ()
+        return [self.kind.min_integers(self.b, self.words)] if self.points is None else self.points.offsets
 
     def _begin_tile(self, part: Part) -> None:
         """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
-        if self.at.shape.groups > MOST_GROUPS:
+        points = self.spec.zero_points
+        if self.at.shape.groups > MOST_GROUPS or points or self.digits > 1:
             self.words = AskedFor(self._pieces_of(part), self._read_piece)
         else:
             self._read_words(part)
+        if points:
+            self.points = self.kind.zero_points(self.b, self.words, f"block{part.block}")
 
     def _multiply(self, fragments: Sequence[Sequence[Reg]], place: int, *, fresh: bool) -> None:
         """A chunk's products; the first ones of a unit begin its sums."""
@@ -146,7 +151,10 @@ class IntegerMultiplier(ScaledMultiplier):
         b = self.b
         if self._ends(part):
             first = part.chunks[-1] + 1 - self.kind.integer_chunks
-            self.scales, self.less = self.units or self.kind.integer_units(b, self.words, first)
+            if self.points is not None:
+                self.scales, self.less = self.points.scales, self.points.units
+            else:
+                self.scales, self.less = self.kind.integer_units(b, self.words, first)
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part

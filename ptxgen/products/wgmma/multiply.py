@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
 PER_CHUNK = 4  # registers of A
+# of codes with a min: a min is near its scale times this, so that their difference loses little as a bf16 number
+CENTRES = {"q4_k": 8, "q5_k": 16, "q4_1": 8, "q5_1": 16}
 SHORT = 4  # chunks that tensor cores add up where sums are to be exact
 
 
@@ -343,7 +345,7 @@ class Multiplier:
         pairs = [convert.scratch_array(b, f"{name}_pair", "b32", 2).regs for name in ("factor", "offset")]
         if chunk % kind.scale_chunks == 0:
             for offset, factor in zip(less, factors, strict=False):
-                b.op("fma.rn.f32", offset, factor, float(kind.centre), offset)
+                b.op("fma.rn.f32", offset, factor, float(CENTRES[kind.name]), offset)
             for values, both in zip((factors, less), pairs, strict=True):
                 for value, pair in zip(values, both, strict=False):
                     b.op("cvt.rn.bf16x2.f32", pair, value, value)
@@ -355,15 +357,15 @@ class Multiplier:
                 b.op("mul.rn.bf16x2", register, code, factor)
 
     def _codes(self, chunk: int) -> Sequence[Reg]:
-        """Codes of a chunk as a fragment; where there is a min, less their centre, which then is in the offset: a bf16
-        number that is so much smaller loses less."""
+        """Codes of a chunk as a fragment; where there is a min, less their centre, which then is in the offset."""
         b, kind = self.b, self.kind
-        if not kind.centre:
+        centre = CENTRES.get(kind.name)
+        if centre is None:
             (codes,) = kind.fragments(b, self.words, chunk)
             return codes
         assert isinstance(kind, ByteCodes)
         out = fragment(b)
-        minus = constant(b, f"less_{128 + kind.centre}", pair_of_bf16(-128 - kind.centre))
+        minus = constant(b, f"less_{128 + centre}", pair_of_bf16(-128 - centre))
         for half in (0, 1):
             bytes_to_bf16(b, out[half::2], kind.code_bytes(b, self.words, chunk, half), minus)
         return out

@@ -85,12 +85,12 @@ class PackedProduct(Weighted):
         draws=lambda drawn: (False, drawn.get("weights") in ("q4_k", "q5_k", "q6_k", "q8_0", "int4_g128", "e4m3")),
         doc="f16: x is in units of its rows, products are those of codes",
     )
-    centred: bool = field(
+    zero_points: bool = field(
         default=False,
         later=True,
         draws=lambda drawn: (False, drawn.get("by_row") and drawn.get("weights") in ("q4_k", "q5_k")),
         silent="it rounds less",
-        doc="by_row, exact, codes with mins: codes are less their centre, mins less as much",
+        doc="by_row, exact, codes with mins: codes are less what stands for 0 in their columns",
     )
     promoted: bool = field(
         default=False,

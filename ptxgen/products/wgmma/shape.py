@@ -61,7 +61,7 @@ CODE_TILES = (
 # of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
 # four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
-# formats, and whether their codes are centred: tokens and rows of a tile from which ptxas spilled 4 to 8 bytes
+# formats, and whether they have zero points: tokens and rows of a tile from which ptxas spilled 4 to 8 bytes
 SPILLING = {("q5_0", False): (64, 128), ("q5_k", True): (32, 256)}
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups whose threads have registers for more
@@ -178,8 +178,9 @@ def _tiles_of_integers(spec: PackedProduct, rows: int) -> Iterator[tuple[int, in
 
 
 def _spills(spec: PackedProduct, tile_rows: int) -> bool:
-    tokens, rows = SPILLING.get((spec.weights, spec.centred), (1 << 20, 0))
-    return spec.tokens >= tokens and tile_rows >= rows
+    """Whether so many rows of a tile are not taken, as registers were too few."""
+    least = SPILLING.get((spec.weights, spec.zero_points))
+    return least is not None and spec.tokens >= least[0] and tile_rows >= least[1]
 
 
 def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:

@@ -9,6 +9,8 @@ import pytest
 
 from ptxgen.errors import AssembleError, ExecutionError, SpecError
 from ptxgen.runtime import compile_cuda, open_device
+from ptxgen.testing import triton
+from ptxgen.testing.numba_kernel import NumbaKernel
 from ptxgen.testing.raw_kernel import RawKernel, RawModule
 
 SOURCE = """
@@ -106,6 +108,33 @@ def test_where_nvrtc_is_missing_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(AssembleError, match=r"NVRTC cannot be used .*pip install 'ptxgen\[nvrtc\]'"):
         compile_cuda("", "sm_80")
+
+
+def test_what_is_missing_is_one_line(monkeypatch):
+    def missing():
+        raise OSError("no lib\n  folder:")
+
+    monkeypatch.setattr("cuda.bindings.nvrtc.nvrtcVersion", missing)
+    with pytest.raises(AssembleError, match=r"^compile_cuda: NVRTC cannot be used \(no lib\); install it with"):
+        compile_cuda("", "sm_80")
+
+
+def test_where_numba_or_triton_is_missing_its_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("numba", "triton")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ImportError, match=r"numba_kernel: .*: pip install 'ptxgen\[numba\]'"):
+        NumbaKernel(print)[1, 1](1)
+    with pytest.raises(ImportError, match=r"triton.install: .*: pip install 'ptxgen\[triton\]'"):
+        triton.install()
+
+
+def test_a_seed_of_the_environment_is_a_number(monkeypatch):
+    monkeypatch.setenv("PTXGEN_TRITON", "random")
+    monkeypatch.setenv("PTXGEN_TRITON_SEED", "many")
+    with pytest.raises(SpecError, match=r"PTXGEN_TRITON_SEED: must be an integer ≥ 0 \(got 'many'\)"):
+        triton.install_from_environment()
 
 
 @pytest.mark.filterwarnings("ignore::ptxgen.errors.VersionWarning")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CapacityError, CudaError, SpecError
-from ptxgen.runtime import BatchedKvCache, Device, open_device
+from ptxgen.runtime import BatchedKvCache, Device, KvCache, open_device
 from tests.support.fake_cuda import fake_device
 from tests.support.kv_caches import KINDS, as_float, filled, made
 
@@ -160,10 +160,20 @@ def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) 
     batched = BatchedKvCache(made(device), 2, page_size=page)
     batched.set_length(0, 5)
     where = batched.buffers(0)["k_cache"].pointer
-    with pytest.raises(CudaError, match=r"sequences need [\d,]+ bytes, about [\d,]+ are there; nothing was changed"):
+    short = r"need [\d,]+ bytes, about [\d,]+ are there \(room for about \d+\); nothing was changed"
+    with pytest.raises(CudaError, match=rf"BatchedKvCache.resize: 2147483648 sequences {short}"):
         batched.resize(1 << 31)
     assert (batched.allocated, batched.batch, batched.length(0), batched.generation) == (True, 2, 5, 0)
     assert batched.buffers(0)["k_cache"].pointer == where
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_caches_that_do_not_fit_take_no_memory(device: Device, page: int) -> None:
+    cache = KvCache(device, 2, 4, 2, 64, 1 << 12)
+    used, most = device.memory().used, device.memory().available // cache.nbytes
+    with pytest.raises(CudaError, match=rf"^BatchedKvCache: {2 * most} sequences need .*\(room for about \d+"):
+        BatchedKvCache(cache, 2 * most, page_size=page)
+    assert device.memory().used == used
 
 
 def test_growth_counts_the_page_table() -> None:

@@ -13,17 +13,14 @@ from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
-from tests.tools.record_families import N_TOKENS, PROMPT
-
-CLOSE = {"exact": 3e-6, "fast": 3e-2, "e4m3": 3e-2}  # of the largest logit
+from tests.support.batches import CLOSE, WIDE, has_models_tokens
+from tests.support.families import N_TOKENS, PROMPT, random_weights, small_spec
 
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])
 def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
     """Prompts and batches have the float64 model's tokens; of prompts up to eight rows are exact with "fast", too."""
-    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
-    spec = small_spec("llama", **changes)
+    spec = small_spec("llama", **WIDE)
     file = ArrayFile(spec, random_weights(spec), format)
     reference = ReferenceModel(spec, file.values())
     model = Model(file, device, "f32", chunk=8)
@@ -35,12 +32,7 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
     fast = Model(file, device, "f32", chunk=8, precision="fast", weights=model.weights)
     assert fast.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == want
     batch = Model(file, device, "f32", chunk=1, weights=model.weights).batch(slots=3)
-    joined = [batch.join(PROMPT) for _ in range(3)]
-    found = {slot: [token] for slot, token in joined}
-    while len(found[0]) < N_TOKENS:
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(3), want)
+    has_models_tokens(batch, file, 3, N_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +48,7 @@ def test_a_few_rows_as_digits_of_bytes(device: Device, format: str) -> None:
 def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, format: str) -> None:
     """Steps of up to eight sequences have five launches a layer, whose products read and leave digits: exact ones have
     the float64 model's tokens, rounded ones its first."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    spec = small_spec("llama", **WIDE)
     file = ArrayFile(spec, random_weights(spec), format)
     model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
     batch = model.batch(slots=slots)
@@ -65,20 +57,7 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     if slots <= 8:
         products = [(role, "digit_gemm") for role in ("o_proj", "gate_up", "down_proj")]
         assert kernels == [("qkv_append", "digit_qkv_append"), ("attention", "incremental_attention"), *products]
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    found = {slot: [token] for slot, token in joined}
-    for number in range(N_TOKENS - 1):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-        if number == 0:
-            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
-            np.testing.assert_allclose(batch.logits() / np.abs(logits).max(), [logits / np.abs(logits).max()] * slots,
-                                       rtol=0, atol=CLOSE[precision])  # fmt: skip
-    if precision == "exact":
-        assert found == dict.fromkeys(range(slots), want)
-    else:
-        assert [tokens[0] for tokens in found.values()] == want[:1] * slots
+    has_models_tokens(batch, file, slots, N_TOKENS, precision)
     batch.leave(0)  # what a free slot has in its place is written, too
     batch.step()
 
@@ -87,31 +66,25 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     ("slots", "mode", "format"),
     [
         (9, "check", "int4_g128"), (16, "random", "q8_0"), (17, "check", "e4m3_channel"), (31, "check", "q4_0"),
-        (32, "random", "e4m3_block"), (33, "random", "int4_g64"), (12, "random", "q5_0"),
+        (32, "random", "e4m3_block"), (33, "random", "int4_g64"), (12, "random", "q5_0"), (32, "check", "q5_k"),
+        (33, "check", "q4_k"),
         *(pytest.param(slots, "cuda", name, marks=pytest.mark.gpu)
           for slots in (9, 16, 17, 31, 32, 33) for name in ("int4_g128", "int4_g32", "q4_0", "q8_0", "e4m3_block")),
+        *(pytest.param(slots, "cuda", name, marks=pytest.mark.gpu)
+          for slots in (32, 33, 64) for name in ("q4_k", "q5_k", "q6_k")),
     ],
 )  # fmt: skip
 def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: str) -> None:
     """Steps of 9 to 64 exact sequences multiply codes as they are, and have the float64 model's tokens."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=1)
+    spec = small_spec("llama", **WIDE | {"num_hidden_layers": 1})
     file = ArrayFile(spec, random_weights(spec), format)
     device = open_device("cuda") if mode == "cuda" else CpuDevice(mode=mode)
     batch = Model(file, device, "f32", chunk=1).batch(slots=slots)
     batch.cache.zero()
     ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
     assert [op.spec.by_row for op in ops] == [True] * 4
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, 3)
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    found = {slot: [token] for slot, token in joined}
-    for number in range(2):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-        if number == 0:
-            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
-            most = np.abs(logits).max()
-            np.testing.assert_allclose(batch.logits() / most, [logits / most] * slots, rtol=0, atol=CLOSE["exact"])
-    assert found == dict.fromkeys(range(slots), want)
+    assert {op.spec.zero_points for op in ops} == {slots > 32 and format in ("q4_k", "q5_k")}
+    has_models_tokens(batch, file, slots, 3, "exact")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +102,11 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
         ("batch", 32, ("q4_k", "q8_0"), {}, True),
         ("batch", 64, ("q4_k", "q8_0"), {}, True),
         ("batch", 65, ("q4_k", "q8_0"), {}, False),
+        ("batch", 64, ("q5_k", "q6_k"), {}, True),
         ("prefill", 512, ("q4_k", "q6_k"), {}, True),
+        ("prefill", 513, ("q4_k", "q6_k"), {}, False),
+        ("prefill", 512, ("q4_k", "int4_g128"), {}, True),
+        ("prefill", 65, ("q4_k", "int4_g64"), {}, False),
         ("prefill", 33, ("q4_k", "q6_k"), {"precision": "fast"}, False),
         ("prefill", 512, ("int4_g128", "int4_g128"), {}, True),
         ("prefill", 512, ("int4_g64", "int4_g64"), {}, False),
@@ -139,25 +116,24 @@ def test_which_rows_are_in_units_of_their_own(
     step: str, rows: int, formats: tuple[str, str], options: dict[str, Any], takes: bool
 ) -> None:
     """By the step, its rows, the formats of q and k and of v, and what is asked for."""
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, max_position_embeddings=1024)
+    spec = small_spec("llama", **WIDE, max_position_embeddings=1024)
     given = {"precision": "exact", "batch_invariant": False} | options
     made = products.Products(model=spec, step=step, rows=rows, target="sm_90a", formats={}, programmatic=True, **given)
     assert made.integers(formats, 256) == takes
 
 
-@pytest.mark.parametrize("format", ["int4_g128", "q4_k", "q5_k"])
+@pytest.mark.parametrize(("format", "rows"), [("int4_g128", 128), ("q4_k", 65), ("q5_k", 33)])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_prompt_of_many_exact_rows(name: str, format: str) -> None:
-    """In chunks of prompts, in several tiles of tokens; codes with mins are centred."""
-    changes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
-    spec = small_spec("llama", **changes, max_position_embeddings=160)
+def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
+    """In chunks of prompts, in several tiles of tokens; codes with mins are less their zero points."""
+    spec = small_spec("llama", **WIDE, max_position_embeddings=160)
     file = ArrayFile(spec, random_weights(spec), format, {"layers.1.down_proj": "q6_k"} if format == "q4_k" else {})
-    model = Model(file, open_device(name), "f32", chunk=128)
-    prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, 128).tolist()
-    ops = [op.spec for op in model.program("prefill", 128).ops if op.spec.kernel_name == "packed_gemm"]
+    model = Model(file, open_device(name), "f32", chunk=rows)
+    prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, rows).tolist()
+    ops = [op.spec for op in model.program("prefill", rows).ops if op.spec.kernel_name == "packed_gemm"]
     assert ops
     assert all(each.by_row and each.tokens <= 64 for each in ops)
-    assert {each.centred for each in ops if each.weights == format} == {format != "int4_g128"}
+    assert {each.zero_points for each in ops if each.weights == format} == {format != "int4_g128"}
     model.prefill(prompt)
     want = ReferenceModel(spec, file.values()).forward(prompt)[-1]
     found = model.steps.logits.numpy()[0]
@@ -168,7 +144,7 @@ def test_a_prompt_of_many_exact_rows(name: str, format: str) -> None:
 def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
     monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "exact", most)
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
     batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=3)
@@ -177,29 +153,19 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
     packed = [f"{role}.digits" for role in ("qkv", "o_proj", "gate_up", "down_proj")]
     assert {"qk_append", "v_append"} <= set(roles) if most else set(packed) <= set(roles)
     assert bool(most) != bool(set(packed) & set(roles))
-    joined = [batch.join(PROMPT) for _ in range(3)]
-    found = {slot: [token] for slot, token in joined}
-    for _ in range(3):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(3), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
+    has_models_tokens(batch, file, 3, 4)
 
 
 def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What attention leaves lies otherwise before each, and no product leaves digits for a layer of the other kind."""
     monkeypatch.setattr(row_forms, "LARGE", 0)
     monkeypatch.setitem(row_forms.HALVES_FROM_WEIGHTS, "exact", 0)
-    spec = small_spec("llama", hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=2)
+    spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
     batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=2)
     batch.cache.zero()
-    joined = [batch.join(PROMPT) for _ in range(2)]
-    found = {slot: [token] for slot, token in joined}
-    for _ in range(3):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-    assert found == dict.fromkeys(range(2), ReferenceModel(spec, file.values()).generate(PROMPT, 4))
+    has_models_tokens(batch, file, 2, 4)
 
 
 def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0") -> None:
@@ -214,12 +180,7 @@ def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0
     ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
     assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
     assert [role for layer, role, _ in ops if layer == 0 and role.endswith("_append")] == ["qk_append", "v_append"]
-    joined = [batch.join(PROMPT) for _ in range(slots)]
-    batch.step()
-    reference = ReferenceModel(file.spec, file.values())
-    logits = reference.forward([*PROMPT, joined[0][1]])[-1]
-    found = batch.logits() / np.abs(logits).max()
-    np.testing.assert_allclose(found, [logits / np.abs(logits).max()] * slots, rtol=0, atol=CLOSE[precision])
+    has_models_tokens(batch, file, slots, 2, precision)
 
 
 @pytest.mark.parametrize(("slots", "precision"), [(2, "exact"), (8, "exact"), (5, "fast")])

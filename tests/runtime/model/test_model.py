@@ -23,8 +23,8 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.sequenced import chunks
 from ptxgen.targets import target
 from tests.support.array_file import ArrayFile
-from tests.support.families import CONFIGS, expected_tokens, llama2c, random_weights, small_spec
-from tests.tools.record_families import N_TOKENS, PROMPT, RECORD
+from tests.support.families import CONFIGS, N_TOKENS, PROMPT, expected_tokens, llama2c, random_weights, small_spec
+from tests.tools.record_families import RECORD
 
 CHECKPOINT = Path(__file__).parents[4] / "shared" / "models" / "aidreams260K.bin"
 RECORDED = dict(np.load(RECORD))

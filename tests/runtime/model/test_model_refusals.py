@@ -37,6 +37,10 @@ def test_options_that_there_are_not() -> None:
         model.batch(2, invariant="no")
     with pytest.raises(SpecError, match=r"a prompt must be a list of integers, one at least \(got \[True, 2\]\)"):
         model.prefill([True, 2])
+    with pytest.raises(SpecError, match=r"must be tokens, as source.text\(\).encode makes them \(got 'In the'\)"):
+        model.prefill("In the")
+    with pytest.raises(SpecError, match=r"tokens must be within 0 … 130 \(got 131\)"):
+        model.prefill([5, 131, 7])
     with pytest.raises(SpecError, match=r"stop_ids: must be an integer or integers \(got True\)"):
         list(model.tokens(PROMPT, 1, stop_ids=True))
     with pytest.raises(SpecError, match=r"step_program: rows must be .* \(got True for batch\)"):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 
+from ptxgen.kernels import PackedGemm
 from ptxgen.models.decode import step_program
+from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
-from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
+from tests.support.batches import WIDE, has_models_tokens
 from tests.support.families import random_weights, small_spec
-from tests.tools.record_families import N_TOKENS, PROMPT
 
-CLOSE = {"exact": 3e-6, "fast": 3e-2}  # of the largest logit
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
 SIX = ["qkv", "rope_append", "attention", "o_proj", "gate_up", "down_proj"]
 
 
@@ -47,21 +47,7 @@ def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format:
     assert roles(steps, 0) == ["qkv.pack", *SIX]
     assert roles(steps, 1) == SIX
     assert "lm_head.pack" not in roles(steps, -1)
-    want = ReferenceModel(spec, file.values()).generate(PROMPT, N_TOKENS)
-    joined = [batch.join(PROMPT) for _ in range(slots - 1)]
-    found = {slot: [token] for slot, token in joined}
-    for number in range(2):
-        for slot, token in batch.step().items():
-            found[slot].append(token)
-        if number == 0:
-            logits = ReferenceModel(spec, file.values()).forward([*PROMPT, want[0]])[-1]
-            largest = np.abs(logits).max()
-            got = batch.logits()[sorted(found)] / largest
-            np.testing.assert_allclose(got, [logits / largest] * len(found), rtol=0, atol=CLOSE[precision])
-    if precision == "exact":
-        assert found == dict.fromkeys(found, want[:3])
-    else:
-        assert [tokens[0] for tokens in found.values()] == want[:1] * len(found)
+    has_models_tokens(batch, file, slots - 1, 3, precision)
 
 
 def test_norms_behind_a_product_are_launches() -> None:
@@ -95,3 +81,50 @@ def test_invariant_batches_round_alike_however_many_there_are() -> None:
     few, more = (step_program(spec, "bf16", "batch", rows=rows, **fields) for rows in (8, 9))
     assert roles(few, 1) == roles(more, 1)
     assert "gate_up.pack" in roles(more, 1)
+
+
+@pytest.mark.parametrize(
+    ("gate", "down", "precision", "leaves"),
+    [
+        ("int4_g128", "bf16", "fast", True), ("bf16", "q4_k", "fast", False), ("q4_k", "bf16", "fast", False),
+        ("bf16", "e4m3_channel", "e4m3", False), ("e4m3_channel", "bf16", "e4m3", False),
+    ],
+)  # fmt: skip
+def test_gate_and_up_leave_tiles_where_down_reads_such(gate: str, down: str, precision: str, leaves: bool) -> None:
+    """Of K-quants and of e4m3 rows have units of their own."""
+    spec = small_spec("llama", **WIDE)
+    formats = {name: "bf16" for name, shape in spec.tensors().items() if len(shape) == 2}
+    for layer in range(2):
+        made = {"gate_proj": gate, "up_proj": gate, "down_proj": down}
+        formats |= {f"layers.{layer}.{name}": of for name, of in made.items()}
+    steps = step_program(spec, formats, "batch", rows=9, target="sm_90a", precision=precision)
+    product = next(op.spec for op in steps.ops if op.role == "gate_up")
+    assert isinstance(product, PackedGemm)
+    assert product.packed_out == leaves
+    assert ("down_proj.pack" in roles(steps, 1)) == (not leaves)
+
+
+def test_gate_and_up_of_two_formats_are_apart() -> None:
+    """And what they make is packed; so it is where rows are no whole tiles, though of one product."""
+    fields: dict[str, Any] = {"rows": 9, "target": "sm_90a", "precision": "fast"}
+    spec = small_spec("llama", **WIDE)
+    formats = {name: "bf16" for name, shape in spec.tensors().items() if len(shape) == 2}
+    steps = step_program(spec, formats | {"layers.1.up_proj": "int4_g128"}, "batch", **fields)
+    assert roles(steps, 1)[-5:] == ["gate_proj", "up_proj", "activation", "down_proj.pack", "down_proj"]
+    ragged = step_program(small_spec("llama", **{**WIDE, "intermediate_size": 520}), "bf16", "batch", **fields)
+    assert roles(ragged, 1)[-3:] == ["gate_up", "down_proj.pack", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("n", "packs"),
+    [(512, ["qkv"]), (768, ["qkv", "gate_up", "lm_head"]), (131, ["lm_head"])],
+    ids=("qkv", "gate_up", "head"),
+)
+def test_tiles_of_as_many_tokens_as_the_next_product_has(
+    n: int, packs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the product with n rows has tiles of more tokens, so has what reads its results."""
+    monkeypatch.setattr(ProductInputs, "_tile_tokens", lambda _self, _kinds, rows, _k, **_: 32 if rows == n else 16)
+    spec = small_spec("llama", **{**WIDE, "intermediate_size": 768})
+    steps = step_program(spec, "bf16", "batch", rows=9, target="sm_90a", precision="fast")
+    assert [op.role for op in steps.ops if op.role.endswith(".pack") and op.layer] == [f"{each}.pack" for each in packs]
