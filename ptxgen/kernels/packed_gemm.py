@@ -73,7 +73,7 @@ class PackedGemm(PackedProduct):
     many of the last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one.
     `norm_out`, of at most 64 tokens in bf16: also writes the inputs of a product with `norm`: `digits`, tiles of out ·
     (norm_offset + norm_weight), packed like x, and `out_squares` `[rows, n / 16]`, sums of squares of out over 16
-    columns. `norm` "rms": x is such tiles; results are divided by sqrt(mean square + eps) of `squares`, before the bias.
+    columns. `norm` "rms": x is such tiles; results are divided by sqrt(mean square + eps) of `squares`, before bias.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
