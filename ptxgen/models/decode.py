@@ -54,8 +54,8 @@ def step_program(
     `precision` of several rows: "exact": as f32. If the target has wgmma, "fast" rounds activations to bf16 before each
     product; "e4m3" rounds them to e4m3 before products with e4m3 weights (with a scale a row, or a row and 128 columns;
     not with two to eight sequences on sm_90), and to bf16 before other products. Up to eight rows of a prompt stay
-    exact with K-quants. `widened`: a prompt's attention over a cache of 8 bits may use scratch memory for a layer's keys
-    and values in 16 bits, if that is faster.
+    exact with K-quants. `widened`: a prompt's attention over a cache of 8 bits may use scratch memory for a layer's
+    keys and values in 16 bits, if that is faster.
 
     Raises `SpecError` naming what is not covered.
     """
