@@ -79,11 +79,11 @@ class KernelType:
 
     def params(self) -> tuple[Param, ...]:
         """The parameters in order."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.params: the kernel type has none")
 
     def launch(self, target: Target) -> Launch:
         """Geometry from the spec, the target and capacities; never from current lengths."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.launch: the kernel type has none")
 
     def template(self, target: Target) -> str:
         """The skeleton's file name without `.ptx.j2`: the name of the kernel type that has this `build` first. Override
@@ -99,7 +99,7 @@ class KernelType:
 
     def build(self, b: Builder) -> None:
         """Build every fragment that the template places."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.build: the kernel type has none")
 
     sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """What an example is made of unless told: capacities that shapes name, lengths, positions; -1: `given` chooses."""
@@ -124,7 +124,7 @@ class KernelType:
 
     def reference(self, **arguments: Any) -> Arrays:
         """What every out and inout buffer holds afterwards, in NumPy, float64 inside; `arguments` by parameter name."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.reference: the kernel type has none")
 
     may_alias: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Outputs that may be bound to the memory of an input, all of it, by the input's name; what else overlaps what a

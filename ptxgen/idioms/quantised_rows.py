@@ -13,6 +13,7 @@ from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.row_kernel import RowKernel
 from ptxgen.idioms.rows import RowShare
 from ptxgen.launch import Param, buffer
+from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DTYPES = ("f16", "bf16", "e4m3", "s8")
 LARGEST = {"e4m3": 448.0, "s8": 127.0}  # what the largest of a group becomes
 GROUPS = (0, 32, 64, 128)
+GROUP = Said(doc="elements that share a scale; 0: a row's", draws=GROUPS, refuses=(-1, 48))
 TINY = 1e-35  # a group with nothing larger counts as zeros: the inverse of its scale would be infinite
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ptxgen import rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import f32
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 HEADS = Said(doc="heads of a row, each normalised by itself; 0: the row is one", draws=(0, 1, 3, 8), refuses=(-1,))
 RESIDUAL = Said(doc="x is added to the residual stream first")
 EPS = Said(draws=(1e-6, 1e-5), refuses=(0.0,), silent="beside squares about 1 it is less than a comparison tells")
+
+
+def norm_rules(dim: int, eps: float, heads: int) -> Iterator[str]:
+    """Reasons against a norm of so many heads of so many elements."""
+    yield from rules.between("dim", dim, 1, 1 << 20)
+    yield from rules.between("eps", eps, 1e-12, 1.0)
+    yield from rules.between("heads", heads, 0, 1024)
 
 
 class RowKernel:

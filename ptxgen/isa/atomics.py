@@ -49,6 +49,8 @@ _MM = "S=global?"
 def _multimem() -> tuple[Row, ...]:
     ops = (("min|max", "u32|s32|u64|s64"), ("add", "u32|s32|u64"), ("and|or|xor", "b32|b64"))
     store = "b32|b64|u32|u64|s32|s64|f32|f64"
+    # what `st` and `red add` have of vectors: types, and the values
+    vectors = (("V=v2|v4 T=f32", "T*V"), ("V=v2|v4|v8 T=f16|bf16", "T*V"), ("V=v2|v4? T=f16x2|bf16x2", "T:r*V"))
     rows: list[Row] = []
     for sem in ("weak?", f"relaxed|acquire {_SCOPE}"):
         head = f"multimem ld_reduce {sem} {_MM}"
@@ -63,21 +65,13 @@ def _multimem() -> tuple[Row, ...]:
         ]
     for sem in ("weak?", f"relaxed|release {_SCOPE}"):
         head = f"multimem st {sem} {_MM}"
-        rows += [
-            Row(f"{head} T={store}", "[S] T", "8.1 sm_90"),
-            Row(f"{head} V=v2|v4 T=f32", "[S] T*V", "8.1 sm_90"),
-            Row(f"{head} V=v2|v4|v8 T=f16|bf16", "[S] T*V", "8.1 sm_90"),
-            Row(f"{head} V=v2|v4? T=f16x2|bf16x2", "[S] T:r*V", "8.1 sm_90"),
-        ]
+        rows.append(Row(f"{head} T={store}", "[S] T", "8.1 sm_90"))
+        rows += [Row(f"{head} {types}", f"[S] {values}", "8.1 sm_90") for types, values in vectors]
     for sem in ("", f"relaxed|release {_SCOPE}"):
         head = f"multimem red {sem} {_MM}"
         rows += [Row(f"{head} {op} T={types}", "[S] T", "8.1 sm_90") for op, types in ops]
-        rows += [
-            Row(f"{head} add T=f32|f64", "[S] T", "8.1 sm_90"),
-            Row(f"{head} add V=v2|v4 T=f32", "[S] T*V", "8.1 sm_90"),
-            Row(f"{head} add V=v2|v4|v8 T=f16|bf16", "[S] T*V", "8.1 sm_90"),
-            Row(f"{head} add V=v2|v4? T=f16x2|bf16x2", "[S] T:r*V", "8.1 sm_90"),
-        ]
+        rows.append(Row(f"{head} add T=f32|f64", "[S] T", "8.1 sm_90"))
+        rows += [Row(f"{head} add {types}", f"[S] {values}", "8.1 sm_90") for types, values in vectors]
     return tuple(rows)
 
 

@@ -9,7 +9,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, e4m3, f16, f32
 from ptxgen.idioms import quantised_rows
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.quantised_rows import GROUPS, QuantisedRows
+from ptxgen.idioms.quantised_rows import GROUP, QuantisedRows
 from ptxgen.idioms.row_kernel import Rows
 from ptxgen.idioms.rows import RowShare
 from ptxgen.kernel import KernelType, field, kernel_type
@@ -30,7 +30,7 @@ class Dequantize(QuantisedRows, KernelType):
 
     dim: int = field(doc="elements of a row")
     dtype: DType = field(default=f16, doc="element type of x")
-    group: int = field(default=0, draws=GROUPS, refuses=(-1, 48), doc="elements that share a scale; 0: a row's")
+    group: int = field(default=0, like=GROUP)
     programmatic: bool = False
 
     sizes = {"rows": 2}

@@ -26,7 +26,7 @@ from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.spec.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
+from ptxgen.spec.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, Q_DTYPES, RING_ROWS, head_rules, place_rules
 from ptxgen.spec.fields import field
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
@@ -104,12 +104,10 @@ class FlashDecodingChunk(KernelType):
     def rules(self) -> Iterator[str]:
         yield from rules.between("max_len", self.max_len, 1, 1 << 24)
         yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
-        yield from rules.between("n_heads", self.n_heads, 1, 4096)
-        yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 4096)
-        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        yield from head_rules(self.n_heads, self.n_kv_heads, 4096)
         yield from rules.between("max_chunks", self.max_chunks, 1, 4096)
         yield from rules.between("ctas", self.ctas, 1, 65536)
-        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("q_dtype", self.q_dtype.name, Q_DTYPES)
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
         yield from rules.softmax_factors(self.scale, self.soft_cap)

@@ -18,6 +18,7 @@ from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
 from ptxgen.lines.words import counted
+from ptxgen.spec.cache_fields import Q_DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +81,7 @@ class FlashDecodingReduce(KernelType):
         yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
         yield from rules.between("n_heads", self.n_heads, 1, 4096)
         yield from rules.between("max_chunks", self.max_chunks, 1, 4096)
-        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("q_dtype", self.q_dtype.name, Q_DTYPES)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)

@@ -36,9 +36,11 @@ from ptxgen.spec.cache_fields import (
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
+    Q_DTYPES,
     RING_ROWS,
     STRIDED,
     given_head_scales,
+    head_rules,
     head_scales_rules,
     place_rules,
     strided_rules,
@@ -156,10 +158,8 @@ class IncrementalAttention(KernelType):
     def rules(self) -> Iterator[str]:
         yield from rules.between("max_len", self.max_len, 1, 1 << 24)
         yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
-        yield from rules.between("n_heads", self.n_heads, 1, 4096)
-        yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 4096)
-        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
-        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from head_rules(self.n_heads, self.n_kv_heads, 4096)
+        yield from rules.one_of("q_dtype", self.q_dtype.name, Q_DTYPES)
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.softmax_factors(self.scale, self.soft_cap, signed=True)
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ptxgen import rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel, Rows
+from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel, Rows, norm_rules
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
@@ -45,9 +44,7 @@ class LayerNorm(RowKernel, KernelType):
     )
 
     def rules(self) -> Iterator[str]:
-        yield from rules.between("dim", self.dim, 1, 1 << 20)
-        yield from rules.between("eps", self.eps, 1e-12, 1.0)
-        yield from rules.between("heads", self.heads, 0, 1024)
+        yield from norm_rules(self.dim, self.eps, self.heads)
 
     def params(self) -> tuple[Param, ...]:
         bias = (self.common("bias"),) if self.bias else ()

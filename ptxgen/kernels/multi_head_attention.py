@@ -39,7 +39,9 @@ from ptxgen.spec.cache_fields import (
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
+    Q_DTYPES,
     RING_ROWS,
+    head_rules,
     head_scales_rules,
     place_rules,
 )
@@ -192,10 +194,8 @@ class MultiHeadAttention(KernelType):
 
     def rules(self) -> Iterator[str]:
         yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
-        yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 1024)
-        yield from rules.between("n_heads", self.n_heads, 1, 1024)
-        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
-        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from head_rules(self.n_heads, self.n_kv_heads, 1024)
+        yield from rules.one_of("q_dtype", self.q_dtype.name, Q_DTYPES)
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.one_of("layout", self.layout, ("tokens", "heads"))
         yield from rules.between("heads_inside", self.heads_inside, 0, 1024)

@@ -8,7 +8,7 @@ from ptxgen.builder.values import RegArray
 from ptxgen.dtypes import DType, e4m3, f16, f32
 from ptxgen.idioms import quantised_rows
 from ptxgen.idioms.dot import multiply
-from ptxgen.idioms.quantised_rows import GROUPS, QuantisedRows, magnitude, over_scale
+from ptxgen.idioms.quantised_rows import GROUP, QuantisedRows, magnitude, over_scale
 from ptxgen.idioms.reduce import halves, over_lanes
 from ptxgen.idioms.row_kernel import Rows
 from ptxgen.idioms.rows import RowShare
@@ -31,7 +31,7 @@ class Quantize(QuantisedRows, KernelType):
 
     dim: int = field(doc="elements of a row")
     dtype: DType = field(default=f16, doc="element type of out")
-    group: int = field(default=0, draws=GROUPS, refuses=(-1, 48), doc="elements that share a scale; 0: a row's")
+    group: int = field(default=0, like=GROUP)
     programmatic: bool = False
 
     sizes = {"rows": 2}

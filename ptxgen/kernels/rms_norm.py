@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.idioms.dot import add, dot
-from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel
+from ptxgen.idioms.row_kernel import EPS, HEADS, RESIDUAL, RowKernel, norm_rules
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
@@ -42,10 +42,8 @@ class RmsNorm(RowKernel, KernelType):
     )
 
     def rules(self) -> Iterator[str]:
-        yield from rules.between("dim", self.dim, 1, 1 << 20)
-        yield from rules.between("eps", self.eps, 1e-12, 1.0)
+        yield from norm_rules(self.dim, self.eps, self.heads)
         yield from rules.between("offset", self.offset, -1e3, 1e3)
-        yield from rules.between("heads", self.heads, 0, 1024)
 
     def params(self) -> tuple[Param, ...]:
         residual = (self.row("residual", access="inout"),) if self.residual else ()

@@ -11,6 +11,7 @@ from ptxgen.spec.fields import Said
 if TYPE_CHECKING:
     import numpy as np
 
+Q_DTYPES = ("f32", "f16", "bf16")
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 PAGE_LAYOUTS = ("hnd", "nhd")
 RING = 64  # a ring holds a multiple of so many rows: of every tile
@@ -59,6 +60,13 @@ def head_scales_rules(head_scales: bool, kv_dtype: str) -> Iterator[str]:
     """Reasons against scales of KV heads for elements of this type."""
     if head_scales and kv_dtype != "e4m3":
         yield f"head_scales: is of e4m3 caches (got kv_dtype={kv_dtype}; nearest: False)"
+
+
+def head_rules(n_heads: int, n_kv_heads: int, most: int) -> Iterator[str]:
+    """Reasons against so many heads of queries over so many of keys: at most so many, in whole groups."""
+    yield from rules.between("n_heads", n_heads, 1, most)
+    yield from rules.between("n_kv_heads", n_kv_heads, 1, most)
+    yield from rules.divides("n_kv_heads", n_kv_heads, "n_heads", n_heads)
 
 
 def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:

@@ -55,7 +55,7 @@ def settle(spec: Ruled, given: Mapping[str, object]) -> tuple[str, ...]:
                 value = coerce(field, _stand_in(type(spec), field))[0]
         object.__setattr__(spec, name, value)
     if not wrong:
-        return tuple(spec.rules())
+        return _by_rules(spec)
     others = []
     for reason in _whatever_stands_in(spec, wrong.keys() - foreign) if type(spec).goldens else ():
         field_name = reason.partition(":")[0]
@@ -66,15 +66,23 @@ def settle(spec: Ruled, given: Mapping[str, object]) -> tuple[str, ...]:
     return (*wrong.values(), *others)
 
 
+def _by_rules(spec: Ruled) -> tuple[str, ...]:
+    """The reasons of `rules()`. Raises `TypeError` for an author's `return` in place of `yield from`."""
+    found: object = spec.rules()
+    if not isinstance(found, Iterable) or isinstance(found, str):
+        raise TypeError(f"{type(spec).__name__}.rules: must yield every reason, by `yield from` (got {found!r})")
+    return tuple(found)
+
+
 def _whatever_stands_in(spec: Ruled, without: Iterable[str]) -> list[str]:
     """The reasons by the rules that hold with every stand-in for the fields that are `without` a value."""
     fields = [field for field in _fields(type(spec)) if field.name in without]
-    runs = [list(spec.rules())]
+    runs = [_by_rules(spec)]
     for turn in range(1, _TURNS if fields else 1):
         other = object.__new__(type(spec))
         vars(other).update({field.name: getattr(spec, field.name) for field in _fields(type(spec))})
         vars(other).update({field.name: coerce(field, _stand_in(type(spec), field, turn))[0] for field in fields})
-        runs.append(list(other.rules()))
+        runs.append(_by_rules(other))
     return _common(runs)
 
 

@@ -55,8 +55,9 @@ class Completion:
         self.tokens = self.text.encode(prompt)
         longest = self.file.spec.shape.max_len
         if not self.tokens or len(self.tokens) >= longest:
+            enough = f"; a context of {len(self.tokens) + 1} has room" if max_len is not None and self.tokens else ""
             raise SpecError(
-                f"prompt: must be 1 to {longest - 1} tokens, the context is {longest} (got {len(self.tokens)})"
+                f"prompt: must be 1 to {longest - 1} tokens, the context is {longest} (got {len(self.tokens)}{enough})"
             )
         if max_len is None:
             room = max(len(self.tokens) + max_tokens, _LEAST_CONTEXT)

@@ -135,6 +135,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     ("words", "text"),
     [
         (["absent.gguf", "And"], "'absent.gguf' does not exist"),
+        ([Q8, "In the", "--max-len", "2"], r"the context is 2 \(got 3; a context of 4 has room\)"),
         ([Q8, "And " * 600], r"prompt: must be 1 to 511 tokens, the context is 512 \(got \d+\)"),
         ([Q8, "And \udcff"], r"prompt: must be text that UTF-8 spells \(got 'And \\udcff'\)"),
         ([Q8, "And", "--max-tokens", "0"], "0 is not in the range"),

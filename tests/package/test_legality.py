@@ -216,3 +216,29 @@ def test_the_documents_example_says_what_supports_says() -> None:
     example = doctest.DocTestParser().get_doctest(session, names, document.name, str(document), 0)
     assert len(example.examples) == 3
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# -- what an author forgets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("returned", [None, "dim: must be even"])
+def test_rules_that_return_are_named(returned: Any) -> None:
+    class Returns(KernelType):
+        kernel_name = "returns"
+
+        def rules(self) -> Any:
+            return returned
+
+    with pytest.raises(TypeError, match=rf"Returns.rules: must yield every reason, by `yield from` \(got {returned!r}"):
+        dataclasses.dataclass(frozen=True)(Returns)()
+
+
+def test_what_a_kernel_type_lacks_is_named() -> None:
+    class Bare(KernelType):
+        kernel_name = "bare"
+
+    bare = dataclasses.dataclass(frozen=True)(Bare)()
+    with pytest.raises(NotImplementedError, match=r"Bare\.params: the kernel type has none"):
+        generate(bare, "sm_80")
+    with pytest.raises(NotImplementedError, match=r"Bare\.reference: the kernel type has none"):
+        bare.reference()

@@ -68,7 +68,11 @@ def explained(name: str) -> tuple[Seen, ...]:
         if (noticed is None or (mutation.kind in ORDER and str(noticed) != FOUND))
         and reason_of(subject, mutation) is None
     ]
-    assert not unexplained, "\n".join(unexplained)
+    assert not unexplained, "\n".join([
+        "faults put into goldens that must be noticed, and what noticed them. Of an option: does the text depend on "
+        "it? Where results do not, its field says silent=. Of others `unreported` says why check mode is silent:",
+        *unexplained,
+    ])  # fmt: skip
     others = [f"{subject.name} {mutation}" for subject, mutation, noticed in every if str(noticed) != FOUND]
     reasons = REASONS if name == CORPUS else TYPES[name].unreported
     assert not [pattern for pattern in reasons if not any(re.search(pattern, text) for text in others)]
