@@ -53,8 +53,8 @@ class DigitGemm(Weighted):
     scale are exact integers; the error of the whole product is about 3e-7. A token's result depends neither on the
     number of tokens nor on their order. sm_90.
     With `halves`, and with all formats but K-quants, x is bf16 digits `[ceil(rows / 8), units, elements of a unit]`
-    (`ptxgen.products.few.layout`), for up to 8 tokens: three digits with `precision` "exact" (error 5e-7), one with
-    "fast", which rounds x (2e-3). Units have 64 columns; with K-quants they have 256, and sums of x. `packed_out`: out
+    (`ptxgen.products.few.layout`), for up to 8 tokens; `precision` "exact" has three digits (error 5e-7), "fast" one,
+    which rounds x (2e-3). Units have 64 columns; with K-quants they have 256, and sums of x. `packed_out`: out
     is packed like x for weights of the same kind, with zeros for tokens of a tile from n_rows on.
     `norm_out`: also writes the inputs of a product with `norm`. `digits` are those of out · (norm_offset +
     norm_weight), packed like x; out_squares `[ceil(rows / 8), 8, n / 16]` are sums of squares of out over 16 columns.
@@ -82,10 +82,10 @@ class DigitGemm(Weighted):
     packed_out: bool = field(default=False, later=True, doc="out is packed as x is, for the next product")
     norm: str = field(default="", later=True, draws=("", "rms"))
     eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
-    norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
+    norm_out: bool = field(default=False, later=True, doc="also writes the inputs of a product with a norm")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
-    share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
-    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as before all but K-quants anyway")
+    share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that copy x for each other")
+    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as always with formats but K-quants")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"

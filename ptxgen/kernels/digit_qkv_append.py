@@ -65,7 +65,7 @@ class DigitQkvAppend(KernelType):
     page_size: int = field(default=0, like=PAGE_SIZE)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
-    share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
+    share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that copy x for each other")
     weights: str = field(
         default="bf16", later=True, draws=("bf16", "q4_k", "q5_k", "q6_k", "int4_g128", "e4m3_channel")
     )

@@ -74,6 +74,7 @@ class PackedGemm(PackedProduct):
     `norm_out`, of at most 64 tokens in bf16: also writes the inputs of a product with `norm`: `digits`, tiles of out ·
     (norm_offset + norm_weight), packed like x, and `out_squares` `[rows, n / 16]`, sums of squares of out over 16
     columns. `norm` "rms": x is such tiles; results are divided by sqrt(mean square + eps) of `squares`, before bias.
+    `eps`: added to the mean square.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
