@@ -1,10 +1,10 @@
 """Which tile is likely the fastest for up to 64 tokens, launched programmatically one after the other: µs as they were
 measured on an H200.
 
-Three things go on side by side, and a launch takes a little more than the longest: the read of all weights, the read of
-those of the busiest multiprocessor, which brings some 45 bytes a nanosecond, and its warps' work. So it matters most
-that tiles are about as many as multiprocessors, or many times as many. Where warps convert weights, their work is the
-longest: each of three warpgroups of a CTA, or of two CTAs side by side, converts nearly as fast as one alone.
+Three activities overlap, and a launch takes a little longer than the longest: reading all weights from memory, reading
+those of the busiest multiprocessor, which loads some 45 bytes a nanosecond, and the work of its warps. So it matters
+most that there are about as many tiles as multiprocessors, or many times as many. If warps convert weights, their work
+takes longest. Three warpgroups of a CTA, or two CTAs on a multiprocessor, each convert nearly as fast as one alone.
 """
 
 from __future__ import annotations
