@@ -41,29 +41,29 @@ if TYPE_CHECKING:
 
 FORMATS = (*few.FORMATS, *(name for name in weight_formats() if TokenColumns.takes(weight_format(name))))
 MOST_ROWS = 1 << 22
-MOST_NORMED = 1 << 16  # outputs beside which digits and squares go: of more, offsets leave 32 bits
+MOST_NORMED = 1 << 16  # outputs with `norm_out`: with more, offsets of digits and squares exceed 32 bits
 
 
 @kernel_type
 class DigitGemm(Weighted):
-    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x as PackDigits leaves it.
+    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x is packed by PackDigits.
 
-    x `[ceil(rows / 8), units, bytes of a unit]` (`ptxgen.products.bytes.layout`); weight as Gemm has it. n_rows is a
-    scalar, or `[1]` in device memory when `indirect`; rows from there on are not written. Products of a scale's columns
-    are exact integers; of the whole the error is about 3e-7. A token's result depends neither on the number of tokens
-    nor on their order. sm_90.
-    With `halves`, and before other formats than K-quants anyway, x is bf16 digits `[ceil(rows / 8), units, elements of
-    a unit]` (`ptxgen.products.few.layout`), for up to 8 tokens: `precision` "exact" three of them (5e-7), "fast" one,
-    to which x is rounded (2e-3). Units have 64 columns, or before K-quants 256 and sums of x. `packed_out`: out is so,
-    too, as weights of the same kind read it, with zeros for tokens of a tile from n_rows on.
-    `norm_out`: beside out go what a product with `norm` reads, digits of out · (norm_offset + norm_weight) to `digits`,
-    packed so, too, and to out_squares `[ceil(rows / 8), 8, n / 16]` the sums of squares of out over 16 columns each.
-    `norm` "rms": x is such digits, and results are divided by sqrt(mean square + eps), before bias and activation, of
-    the sums in `squares` `[ceil(rows / 8), 8, k / 16]`.
+    x `[ceil(rows / 8), units, bytes of a unit]` (`ptxgen.products.bytes.layout`); weight as in Gemm. n_rows is a
+    scalar, or `[1]` in device memory when `indirect`; rows from n_rows on are not written. Sums over the columns of one
+    scale are exact integers; the error of the whole product is about 3e-7. A token's result depends neither on the
+    number of tokens nor on their order. sm_90.
+    With `halves`, and with all formats but K-quants, x is bf16 digits `[ceil(rows / 8), units, elements of a unit]`
+    (`ptxgen.products.few.layout`), for up to 8 tokens; `precision` "exact" has three digits (error 5e-7), "fast" one,
+    which rounds x (2e-3). Units have 64 columns; with K-quants they have 256, and sums of x. `packed_out`: out
+    is packed like x for weights of the same kind, with zeros for tokens of a tile from n_rows on.
+    `norm_out`: also writes the inputs of a product with `norm`. `digits` are those of out · (norm_offset +
+    norm_weight), packed like x; out_squares `[ceil(rows / 8), 8, n / 16]` are sums of squares of out over 16 columns.
+    `norm` "rms": x is such digits. Before bias and activation, results are divided by sqrt(mean square + eps); the mean
+    square comes from the sums in `squares` `[ceil(rows / 8), 8, k / 16]`.
 
-    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k,
-    of bf16 digits before bf16 weights evenly, before others so that at most 13 % of their tiles are to spare.
-    `share`: CTAs of a cluster that bring each other x (`DigitGemm.best` has all three). `activation`: "", silu,
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k: with
+    bf16 weights evenly, with other weights on bf16 digits so that at most 13 % of their tiles are unused.
+    `share`: CTAs of a cluster that copy x for each other (`DigitGemm.best` has all three). `activation`: "", silu,
     gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x). `eps`: added to the mean square.
     """
 
@@ -82,10 +82,10 @@ class DigitGemm(Weighted):
     packed_out: bool = field(default=False, later=True, doc="out is packed as x is, for the next product")
     norm: str = field(default="", later=True, draws=("", "rms"))
     eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
-    norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
+    norm_out: bool = field(default=False, later=True, doc="also writes the inputs of a product with a norm")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
-    share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
-    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as before all but K-quants anyway")
+    share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that copy x for each other")
+    halves: bool = field(default=False, later=True, doc="x is bf16 digits, as always with formats but K-quants")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"

@@ -34,17 +34,17 @@ HEADS = {"qkv": (0, 2), "qk": (0, 1), "v": (1, 2)}
 
 @kernel_type
 class DigitQkvAppend(KernelType):
-    """q = rotated, and the rotated k, and v, appended to every KV head's caches: heads of weight · x, for a few tokens,
-    each of a sequence of its own.
+    """Compute weight · x, rotate q and k, and append k and v to every KV head's caches, for a few tokens, each of a
+    sequence of its own.
 
-    x is bf16 digits as DigitGemm reads them, weight packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q, then
-    of k, then of v, or of `heads` alone; norm, bias (of all three), `split`, `share` and precision are DigitGemm's. q
-    f32 `[rows, n_heads, head_dim]`; caches, positions `[rows]` and pages as `KvCacheScatter` has them. The first
-    `rotary_dim` elements of a head of q and k rotate in pairs of neighbours; the rotation is `Rope`'s of style "norm".
-    A token whose position is outside the cache appends nothing, but has its q.
+    x is bf16 digits as in DigitGemm; weight is packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q, then of k,
+    then of v, or only those of `heads`. Norm, bias (of q, k and v), `split`, `share` and precision are DigitGemm's. q
+    f32 `[rows, n_heads, head_dim]`; caches, positions `[rows]` and pages as in `KvCacheScatter`. The first
+    `rotary_dim` elements of a head of q and k rotate in pairs of neighbours, as in `Rope` with style "norm".
+    A token whose position is outside the cache appends nothing, but its q is written.
 
-    `k`: inputs. `weights`: a format of DigitGemm. `heads`: "qkv", "qk" or "v". `norm`: "" or "rms", which is
-    divided out of the results. `eps`: added to the mean square. `precision`: exact or fast, three digits of a number or
+    `k`: inputs. `weights`: a format of DigitGemm. `heads`: "qkv", "qk" or "v". `norm`: "" or "rms", whose division is
+    applied to the results. `eps`: added to the mean square. `precision`: exact or fast, three digits of a number or
     one.
     """
 
@@ -65,7 +65,7 @@ class DigitQkvAppend(KernelType):
     page_size: int = field(default=0, like=PAGE_SIZE)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
-    share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that bring each other x")
+    share: int = field(default=1, draws=(1, 2), doc="CTAs of a cluster that copy x for each other")
     weights: str = field(
         default="bf16", later=True, draws=("bf16", "q4_k", "q5_k", "q6_k", "int4_g128", "e4m3_channel")
     )

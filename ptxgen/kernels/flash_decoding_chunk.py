@@ -64,11 +64,11 @@ class FlashDecodingChunk(KernelType):
 
     q `[batch, n_heads, head_dim]`; `k_ptrs`, `v_ptrs ["batch"]` point to caches `[n_kv_heads, max_len, head_dim]`
     (int8: also `k_scale_ptrs`, `v_scale_ptrs`, to `[n_kv_heads, max_len, ceil(head_dim / 32)]` in f16); `seq_lens
-    ["batch"]` in device memory, clamped to 0 … max_len. The grid follows from capacities alone: a sequence is cut into
-    as many chunks as keep `ctas` CTAs busy, at most max_chunks, and sequences of a batch that does so by itself only
-    where they are long (`attention.decode.chunks`). A chunk with visible positions stores stats (log2 Σ exp(score), 1)
-    and partials = its attention output; all other slots get (−inf, 0) and no partials. Layouts and merging as
-    `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
+    ["batch"]` in device memory, clamped to 0 … max_len. The grid depends on capacities alone: a sequence is cut into as
+    many chunks as keep `ctas` CTAs busy, at most max_chunks; if the batch alone keeps them busy, only long sequences
+    are cut (`attention.decode.chunks`). A chunk with visible positions stores stats (log2 Σ exp(score), 1) and
+    partials = its attention output; all other slots get (−inf, 0) and no partials. Layouts and merging as in
+    `FlashDecodingReduce`. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
     """
 
     bundled_as = "decode_split"

@@ -54,10 +54,10 @@ class FlashDecodingReduce(KernelType):
     A partial is (max, sum, acc): over some positions the largest score in units of log2 (natural scores times log2 e),
     Σ 2^(score − max), and Σ 2^(score − max) · V. `partials [batch, n_heads, max_chunks, head_dim]` and
     `stats [batch, n_heads, max_chunks, 2]` (max, sum), both f32. A partial with sum 0 is skipped whatever else it
-    holds, so slots that are not used only need a sum of 0. Attention that was normalised elsewhere is the partial
-    (log2 e · log-sum-exp, 1, output). All sums 0: zeros, and −inf. `out [batch, n_heads, head_dim]` in q_dtype; `lse`:
-    the natural log-sum-exp `[batch, n_heads]`. `sinks [n_heads]`: a natural logit of each head that takes weight and
-    gives no value; a head without partials gives zeros then, and its sink.
+    holds, so unused slots only need a sum of 0. Normalised attention from elsewhere is passed as the partial (log2 e ·
+    log-sum-exp, 1, output). If all sums are 0, out is zeros and lse −inf. `out [batch, n_heads, head_dim]` in q_dtype;
+    `lse`: the natural log-sum-exp `[batch, n_heads]`. `sinks [n_heads]`: a natural logit of each head that takes weight
+    and has no value; a head without partials then gives zeros, and its sink as lse.
     """
 
     bundled_as = "decode_merge"

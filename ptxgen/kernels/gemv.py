@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 class Gemv(Product):
     """out = weight · x for one token: x f32 `[1, k]`, out f32 `[1, n]`, weight packed `[n, k]` in a weight format.
 
-    Sums are in a fixed order, and as exact as f32: about 3e-7 of the result. On tensor cores x becomes digits (bf16,
-    f16 or bytes: `ptxgen.products.digits`), and what is not finite in it is a NaN in every row. Before the product,
-    with `norm="rms"`: x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this
-    order: `bias` f32 `[n]`, `activation`, for `gated` the product with a second matrix, `residual`: out is added to.
+    Sums are in a fixed order, and as exact as f32: errors are about 3e-7 of the result. On tensor cores x is split into
+    digits (bf16, f16 or bytes: `ptxgen.products.digits`), and an infinity or NaN in x makes all of out NaN. Before the
+    product, with `norm="rms"`: x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it,
+    in this order: `bias` f32 `[n]`, `activation`, for `gated` the product with a second matrix, `residual`: out is
+    added to.
 
     `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean
     square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh, gelu or relu2.

@@ -38,11 +38,11 @@ class KvCacheScatter(KernelType):
     k, v `[rows, n_kv_heads, head_dim]`; k_cache, v_cache `[n_kv_heads, max_len, head_dim]`: row r goes to position + r.
     `batched`: caches `[rows, n_kv_heads, max_len, head_dim]`, row r goes to positions[r] of sequence r. `page_size`:
     caches `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size, n_kv_heads,
-    head_dim]`, and a page table `[(rows,) ceil(max_len / page_size)]`. `ring`: caches have so many rows in place of
+    head_dim]`, and a page table `[(rows,) ceil(max_len / page_size)]`. `ring`: caches have so many rows instead of
     max_len, and position p goes to row p % ring. A position outside the cache, or in a page outside 0 … n_pages - 1,
-    writes nothing. `indirect`: the position is read from device memory. int8 caches carry f16 scales
+    writes nothing. `indirect`: the position is read from device memory. int8 caches have f16 scales
     `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448;
-    with `head_scales` it holds values over `k_scale`, `v_scale [n_kv_heads]`, f32.
+    with `head_scales` it stores values divided by `k_scale`, `v_scale [n_kv_heads]`, f32.
     """
 
     bundled_as = "append"

@@ -68,30 +68,30 @@ class MultiHeadAttention(KernelType):
     `layout="tokens"`: q, out `[n_tokens, n_heads, head_dim]`, k, v `[n_keys, n_kv_heads, head_dim]`; "heads": q, out
     `[n_heads, n_tokens, head_dim]`, k, v `[n_kv_heads, n_keys, head_dim]`, and the scalars q_rows, kv_rows are n_tokens
     and n_keys; with `heads_inside`, "heads" has q, out `[n_heads / heads_inside, n_tokens, heads_inside, head_dim]`,
-    as projections leave equally long sequences. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in
-    either layout. n_tokens and n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]`
-    in device memory when `indirect`. The grid follows from n_tokens alone.
+    as projections write equally long sequences. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in
+    either layout. n_tokens and n_keys are capacities. Only the first q_len tokens and kv_len keys are used; these are
+    scalars, or `[1]` in device memory when `indirect`. The grid depends on n_tokens alone.
 
     `batched`: a ragged batch over caches `[batch, n_kv_heads, max_len, head_dim]`. q, out `[n_tokens, n_heads,
     head_dim]` hold the sequences' tokens one after the other: sequence s has rows q_starts[s] … q_starts[s + 1] and
-    kv_lens[s] keys; the scalar n_sequences says how many of the batch count. The grid follows from n_tokens and batch.
+    kv_lens[s] keys; the scalar n_sequences is the number of sequences. The grid depends on n_tokens and batch.
     `page_size`: caches `[pages, n_kv_heads, page_size, head_dim]` with `page_table [batch, ceil(max_len / page_size)]`,
     in the `page_layout` "nhd" `[pages, page_size, n_kv_heads, head_dim]`. `ring`, with a window: caches have so many
-    rows in place of max_len, and key p lies in row p % ring; a ring holds the keys of all tokens where it has at least
-    window + q_len − 1 rows.
+    rows instead of max_len, and key p is in row p % ring; a ring must have at least window + q_len − 1 rows to hold
+    the keys of all tokens.
 
     `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
     and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
     in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is a
-    multiple of 16 up to 256 (192 over rings and 8 bits). `head_scales`: e4m3 keys and values count times
-    `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
-    scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and
-    multiplied with e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is
-    then some 1 to 3 % off, in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and
-    values of 8 bits that some token sees become 16-bit ones once for all tokens, in workspaces that are as large as a
-    16-bit cache of the same shape: for many tokens (`fastest` judges), and the output is that over such a cache.
+    multiple of 16 up to 256 (192 with rings and with 8 bits). `head_scales`: e4m3 keys and values are multiplied by
+    `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches have k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
+    scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as its scale, and
+    multiplied with the e4m3 keys directly; probabilities and values have 16 bits. For random queries the error of the
+    output is then some 1 to 3 % in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys
+    and values of 8 bits that some token sees are converted to 16 bits once for all tokens, in workspaces as large as a
+    16-bit cache of the same shape. It is for many tokens (`fastest` decides); the output is that of such a cache.
     """
 
     bundled_as = "prefill"

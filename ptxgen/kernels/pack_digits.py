@@ -33,13 +33,13 @@ FLIGHT = 4  # loads of a thread in a pass over a row, of four columns each
 
 @kernel_type
 class PackDigits(KernelType):
-    """The first n_rows rows of x f32 `[rows, dim]` as the units of signed bytes that DigitGemm reads.
+    """Pack the first n_rows rows of x f32 `[rows, dim]` as the units of signed bytes that DigitGemm reads.
 
-    out `[ceil(rows / 8), units of 256 columns, bytes of a unit]` (`ptxgen.products.bytes.layout`), in which the rows of
-    a tile from n_rows on are zero; tiles without a row are not written. A value becomes an integer of 23 bits in units
-    of a power of two of its 256 columns; what is not finite makes these columns NaN. n_rows is a scalar, or `[1]` in
-    device memory when `indirect`. With `halves` out is so many bf16 numbers of each value instead, which add up to it
-    (to f32 with three), `[ceil(rows / 8), units of 64 columns, elements of a unit]` (`ptxgen.products.few.layout`).
+    out `[ceil(rows / 8), units of 256 columns, bytes of a unit]` (`ptxgen.products.bytes.layout`). Rows of a tile from
+    n_rows on are zero; tiles without a row are not written. A value becomes an integer of 23 bits in units of a power
+    of two for its 256 columns; an infinity or NaN makes these columns NaN. n_rows is a scalar, or `[1]` in device
+    memory when `indirect`. With `halves` a value becomes so many bf16 numbers instead, which add up to it (with three
+    to f32), `[ceil(rows / 8), units of 64 columns, elements of a unit]` (`ptxgen.products.few.layout`).
 
     `dim`: columns. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight) is packed. `eps`: added
     to the mean square. `norm_offset`: added to the norm's weights.

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 @kernel_type
 class PackTokens(PackedRows):
-    """The first n_rows rows of x `[rows, dim]` as the tiles that PackedGemm reads.
+    """Pack the first n_rows rows of x `[rows, dim]` as the tiles that PackedGemm reads.
 
-    out `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`, in which the rows of a tile from n_rows on
-    are zero; tiles without a row are not written. n_rows is a scalar, or `[1]` in device memory when `indirect`.
+    out `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`. Rows of a tile from n_rows on are zero; tiles
+    without a row are not written. n_rows is a scalar, or `[1]` in device memory when `indirect`.
 
     `dim`: columns. `tokens`: rows of a tile. `dtype`: of out. `src_dtype`: of x. `precision`: "fast": x rounded to
     dtype once; "exact": three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) ·
     (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
     In e4m3 out is `[…, blocks of 128 columns, 1, tokens, 128]` of x / scale. With `group` 0 scales are f32 `[…, 1,
-    tokens]`, max|x| / 448 of each row, as Quantize has them; with 128 `[…, blocks, tokens]`, of each block the least
-    power of four that is no less.
-    `by_row`: out in f16 is x / scale, one number ("fast") or two ("exact") that add up to 22 bits of x down to 2^-17 of
-    a row's largest, and within 2^-39 of the largest below; scales f32 `[…, 1, tokens]` are powers of two, so that a
-    row's largest but NaN is 2^14 to 2^15; sums f16 `[…, units of 256 columns, 2, tokens, 8]` are those of every 32
-    columns (`ptxgen.products.wgmma.tokens`).
+    tokens]`, max|x| / 448 of each row, as in Quantize. With `group` 128 they are `[…, blocks, tokens]`, for each block
+    the smallest power of four that is at least max|x| / 448.
+    `by_row`: out in f16 is x / scale. It is one number ("fast") or two ("exact"); these add up to 22 bits of x down to
+    2^-17 of a row's largest, and smaller elements have errors within 2^-39 of the largest. scales f32 `[…, 1, tokens]`
+    are powers of two that make a row's largest, except NaN, 2^14 to 2^15. sums f16 `[…, units of 256 columns, 2,
+    tokens, 8]` are those of every 32 columns (`ptxgen.products.wgmma.tokens`).
     """
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all

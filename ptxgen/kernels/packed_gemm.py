@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 @kernel_type
 class PackedGemm(PackedProduct):
-    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x as PackTokens leaves it.
+    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x is packed by PackTokens.
 
-    x `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`; weight as Gemm has it. n_rows is a scalar, or
-    `[1]` in device memory when `indirect`; rows from there on are not written. sm_90a.
+    x `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`; weight as in Gemm. n_rows is a scalar, or
+    `[1]` in device memory when `indirect`; rows from n_rows on are not written. sm_90a.
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `precision`: "fast": x
-    is rounded to x_dtype once, weights that are not of that type become a product of two numbers of it (relative error
-    2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
-    With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
-    scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`, powers of four (or 0 with
-    bytes of 0) as PackTokens leaves them: products of many tokens read their upper bytes only, other scales are wrong
-    there, as are products with the weights' scales beyond f32's normal numbers, and the reference refuses both. With
-    `row_scales` x has a scale a row beside such weights, too, which is faster: numbers below 2^-14 of their row's
-    largest lose bits, else those below 2^-12 of their block's. Products are those of the bytes, scales are applied to
-    their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where rounding x leaves 2.7e-2);
-    `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
+    is rounded to x_dtype once, weights of other types become a product of two numbers of it (relative error 2-norm
+    below 4e-3), sums are f32; "exact": x and weights are bf16 digits that add up to them (below 1e-6).
+    With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]`. x_scales f32 are its
+    scales: `[…, 1, tokens]`, or `[…, blocks, tokens]` if weights have a scale for each 128 by 128. The latter must be
+    powers of four (or 0 with bytes of 0), as PackTokens writes them: products of many tokens read only their upper
+    bytes. Other scales give wrong results there, as do products with the weights' scales outside f32's normal range;
+    the reference refuses both. With `row_scales` x has one scale a row with such weights, too, which is faster: numbers
+    below 2^-14 of their row's largest lose bits, otherwise those below 2^-12 of their block's. The bytes are multiplied
+    and scales are applied to sums. Tensor cores add in some 14 bits (error 3e-3 at 14,336 columns; rounding x has
+    2.7e-2). `promoted`: sums of every 128 columns are added in f32 (2e-4), as they must be with block scales.
     `by_row`: of K-quants, and of codes without mins, x is f16 in units of its rows as PackTokens leaves it, x_scales
     f32 `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their
     scales, are numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one,
@@ -67,15 +67,16 @@ class PackedGemm(PackedProduct):
     `zero_points`, of exact codes with mins: weight = scale · (code − zero) + offset, where zero is min / scale rounded
     to a code. Without, sums of codes and of mins cancel where a row of x has a mean: of 1 ± 0.01 to 8e-6.
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
-    `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
-    `stream`: CTAs share out the k of all tiles evenly, of more than 64 tokens that of the last uneven round and of one
-    round more; the order of sums then follows from the number of tokens. `carried`: other warps store a tile's results,
-    rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that policy of the L2.
-    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add up their sums. `last_tiles`: so
-    many tiles of rows, the last, have those of one warpgroup, so that the last of a CTA's tiles can be a small one.
-    `norm_out`, of at most 64 tokens in bf16: beside out go what a product with `norm` reads, `digits`, tiles of out ·
-    (norm_offset + norm_weight) as x is, and `out_squares` `[rows, n / 16]`, the sums of squares of out over 16 columns.
-    `norm` "rms": x is such tiles, and results are divided by sqrt(mean square + eps) of `squares`, before the bias.
+    `share`: CTAs of neighbouring rows copy tokens for each other. `split`: split-K: so many CTAs share k and add their
+    sums. `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64 tokens k of the last uneven
+    round and of one more; the order of sums then depends on the number of tokens. `carried`: other warps store a tile's
+    results, rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that L2 policy.
+    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so
+    many of the last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one.
+    `norm_out`, of at most 64 tokens in bf16: also writes the inputs of a product with `norm`: `digits`, tiles of out ·
+    (norm_offset + norm_weight), packed like x, and `out_squares` `[rows, n / 16]`, sums of squares of out over 16
+    columns. `norm` "rms": x is such tiles; results are divided by sqrt(mean square + eps) of `squares`, before bias.
+    `eps`: added to the mean square.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all

@@ -42,17 +42,17 @@ MOST_PARAMS = 500  # 4 KB of a launch's parameters
 
 @kernel_type
 class PersistentStep(Fields):
-    """One token's step in one launch of CTAs that wait for each other: all layers, logits, the likeliest next token.
+    """One token's step in one persistent kernel, whose CTAs wait for each other: all layers, logits, the next token.
 
     x f32 `[dim]` is the token's embedding (`embeds`: a row of `table` instead, packed `[vocab, dim]`), logits f32
-    `[vocab]`, `chosen` the index of the largest, as `ArgMax` finds it; position and length are counted, as by
-    `Advance`. Of every layer i: qkv_i, o_i, gate_up_i and down_i are packed weights as `Gemv` has them (q, k and v
-    below one another), norm_i and mlp_norm_i f32 `[dim]` weights of RMS norms, bias_i f32 of q, k and v; k_cache_i and
-    v_cache_i `[n_kv_heads, max_len, head_dim]`, which get a row at `position`. A position outside of the
-    cache is not appended. `exchange` belongs to launches one after the other.
+    `[vocab]`, `chosen` the index of the largest, as in `ArgMax`; position and length are advanced as by `Advance`. For
+    every layer i: qkv_i, o_i, gate_up_i and down_i are packed weights as in `Gemv` (rows of q, then of k, then of v),
+    norm_i and mlp_norm_i f32 `[dim]` weights of RMS norms, bias_i f32 of q, k and v. k_cache_i and v_cache_i
+    `[n_kv_heads, max_len, head_dim]` get a row at `position`, unless it is outside the cache. Launches that share
+    `exchange` must run one after the other.
 
-    Products are as exact as f32 (x is split into three bf16), sums are in a fixed order. Every CTA must be resident:
-    a wait that lasts some seconds ends the launch in a trap.
+    Products are as exact as f32 (x is split into three bf16), sums are in a fixed order. All CTAs must be resident at
+    once: a wait of some seconds ends the launch with a trap.
     """
 
     # what a cache's idioms ask of a spec

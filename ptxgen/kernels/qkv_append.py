@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 @kernel_type
 class QkvAppend(KernelType):
-    """q = rotated, and the rotated k, and v, appended to every KV head's cache: heads of weight · x, for one token.
+    """Compute weight · x, rotate q and k, and append k and v to every KV head's cache, for one token.
 
     x f32 `[1, k]`; weight packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows of q, then of k, then of v; q f32
-    `[1, n_heads, head_dim]`; caches `[n_kv_heads, max_len or ring, head_dim]`; position s32 `[1]`. The norm before it
-    and the bias are `Gemv`'s, and so is its exactness. The first `rotary_dim` elements of a head of q and k rotate in
-    pairs of neighbours; the rotation is `Rope`'s of style "norm". A position outside the cache writes nothing, q
-    neither: then there is no token.
+    `[1, n_heads, head_dim]`; caches `[n_kv_heads, max_len or ring, head_dim]`; position s32 `[1]`. The norm before the
+    product, the bias and the precision are `Gemv`'s. The first `rotary_dim` elements of a head of q and k rotate in
+    pairs of neighbours, as in `Rope` with style "norm". A position outside the cache means that there is no token:
+    nothing is written, not even q.
 
-    With `v_weights` the rows of v are a matrix of their own, v_weight, and CTAs take the one or the other.
+    With `v_weights` the rows of v are a separate matrix, v_weight; each CTA computes rows of one of the two.
 
     `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean square.
     `norm_offset`: added to the norm's weights (1 for Gemma).

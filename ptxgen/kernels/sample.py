@@ -37,16 +37,17 @@ class Sample(KernelType):
 
     logits f32 `[rows, vocab]`, token s32 `[rows]`; a row's parameters f32 `[rows]`: temperature, top_p, min_p, with
     `history` penalty; s32 `[rows]`: top_k, counter; seed u64 `[rows]`. In this order: the logits of tokens among the
-    first history_len (s32 `[rows]`) of history (s32 `[rows, history]`) are divided by the penalty, those below zero
-    multiplied; (logit − largest) / temperature is the exponent of a weight; of them stay the top_k largest; of these
-    the fewest largest whose weights reach top_p of the sum; of these those of at least min_p times the largest. Whoever
-    equals the last that stays, stays too. One is drawn by weight, with the Philox-4x32-10 word of (seed, counter): a
-    row's token depends on its own parameters alone. Off: top_k 0 or at least vocab, top_p 1, min_p 0, penalty 1.
+    first history_len (s32 `[rows]`) of history (s32 `[rows, history]`) are divided by the penalty, negative ones
+    multiplied; each token's weight is exp((logit − largest) / temperature); the top_k largest weights are kept; of
+    these the fewest largest whose sum reaches top_p of the total; of these those of at least min_p times the largest.
+    Each step also keeps tokens equal to the last one kept. One token is drawn by weight, with the Philox-4x32-10 word
+    of (seed, counter): it depends on the row's own parameters alone. Off: top_k 0 or at least vocab, top_p 1, min_p 0,
+    penalty 1.
 
-    Weights are integers in units of 2⁻³¹ of the largest, made by operations that are exact or rounded once, so that no
-    device and no order of threads gives another token; what is less likely than that is never drawn. Temperature 0, one
-    below, NaN, and rows whose largest logit is not finite: the most likely token as `ArgMax` has it, the lowest index
-    among equals, the first NaN before all.
+    Weights are integers in units of 2⁻³¹ of the largest, computed by operations that are exact or rounded once, so the
+    token is the same on every device and for every order of threads; a token with a smaller weight is never drawn.
+    Temperature 0, below 0 or NaN, and rows whose largest logit is not finite, give the most likely token as `ArgMax`
+    does: the lowest index among equals, the first NaN before all.
     """
 
     vocab: int = field(draws=(1, 2, 33, 1000, 1001, 40_000, 128_256, 262_144), refuses=(0,), doc="logits of a row")

@@ -14,8 +14,9 @@ from ptxgen.spec.cache_fields import PAGE_LAYOUTS, ring_rows
 
 @dataclass(frozen=True)
 class CacheForm:
-    """`page_size`: batches keep pages of so many positions (0: none), their axes in the order of `page_layout`.
-    `rings`: layers with a window keep a ring with room for appends of up to so many rows (0: all positions)."""
+    """`page_size`: caches of batches are in pages of so many positions (0: no pages), with axes in the order of
+    `page_layout`. `rings`: layers with a window keep a ring with room for appends of up to so many rows (0: they keep
+    all positions)."""
 
     page_size: int = 0
     page_layout: str = PAGE_LAYOUTS[0]

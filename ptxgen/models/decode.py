@@ -1,9 +1,10 @@
 """A model and its weights' formats → the `Program` of a step. One pure function; the family's block says what is there.
 
-Three kinds of step share tensors by name. "decode": one position of one sequence, which feeds its token back and counts
-its position by itself. "batch": one position of each of `rows` sequences, at `positions`, over `lengths`; a position
-below 0 takes no part. "prefill": `rows` positions of one sequence from `position` on, and the token after the last:
-behind the last layer's attention goes one row. Where other rows follow, keys and values are all that is asked for.
+Three kinds of step share tensors by name. "decode": one position of one sequence; the step feeds its token back and
+advances its position by itself. "batch": one position of each of `rows` sequences, at `positions`, over `lengths`; a
+sequence with a position below 0 is skipped. "prefill": `rows` positions of one sequence from `position` on, and the
+token after the last; after the last layer's attention only the last row is computed. A prefill that others follow
+(`choice` "none") only computes keys and values.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ def step_program(
     widened: bool = True,
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
-    overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the
-    others are, and with exact precision however many there are. `choice` of the token: "greedy" the likeliest, "sample"
-    by the rows' settings, "penalise" by the sequences' own tokens, too; "none" is of a prompt's rows that others
-    follow, and ends with the last layer's keys and values. `page_size`: the cache of a batch lies in so many `pages` of
-    so many positions, and `page_table` says which are whose; `page_layout` is the order of their axes. `rings`: layers
-    with a window keep rings with room for appends of up to so many rows. `precision` of several rows: "exact" as f32
-    is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3 before products with
-    weights in e4m3 (with a scale a row, or a row and 128 columns; not of two to eight sequences on sm_90), and to bf16
-    before the others; up to eight rows of a prompt before K-quants stay exact. `widened`: a prompt's attention over a
-    cache of 8 bits may take scratch memory for a layer's keys and values in 16 bits, where that is faster.
+    overlap if the kernel and the `target` support it. `batch_invariant`: rows of a batch have the same bits whatever
+    the other rows are, and with exact precision however many there are. `choice` of the token: "greedy": the
+    likeliest; "sample": drawn by the rows' settings; "penalise": also with penalties for the sequences' own tokens;
+    "none": for a prompt's rows that others follow: the step ends with the last layer's keys and values. `page_size`:
+    the cache of a batch has `pages` pages of so many positions, which `page_table` assigns to sequences; `page_layout`
+    is the order of their axes. `rings`: layers with a window keep rings with room for appends of up to so many rows.
+    `precision` of several rows: "exact": as f32. If the target has wgmma, "fast" rounds activations to bf16 before each
+    product; "e4m3" rounds them to e4m3 before products with e4m3 weights (with a scale a row, or a row and 128 columns;
+    not with two to eight sequences on sm_90), and to bf16 before other products. Up to eight rows of a prompt stay
+    exact with K-quants. `widened`: a prompt's attention over a cache of 8 bits may use scratch memory for a layer's
+    keys and values in 16 bits, if that is faster.
 
     Raises `SpecError` naming what is not covered.
     """

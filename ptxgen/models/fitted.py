@@ -10,8 +10,8 @@ from ptxgen.products.wgmma.shape import PROCESSORS
 
 
 def fitted(program: Program, multiprocessors: int | None) -> Program:
-    """The same step, with products whose CTAs wait for each other only where so many multiprocessors hold them all.
-    None: a device without multiprocessors, which runs CTAs as they are needed."""
+    """The same step for a device with so many multiprocessors: products whose CTAs wait for each other are only used if
+    all of these CTAs are resident at once. None: a device without multiprocessors, which runs CTAs as needed."""
     if multiprocessors is None or multiprocessors >= PROCESSORS:
         return program
     ops = tuple(map(_alone, program.ops))

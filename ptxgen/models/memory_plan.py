@@ -36,7 +36,7 @@ class MemoryPlan:
 
 
 def positions_at_once(chunk: int, max_len: int) -> int:
-    """How many positions of a prompt one step takes: `chunk`, where a context has so many, else a power of two."""
+    """Positions of a prompt in one step: `chunk` if the context has so many, else a power of two."""
     return min(chunk, 1 << (max_len.bit_length() - 1))
 
 

@@ -14,7 +14,7 @@ from ptxgen.weights import weight_format
 from ptxgen.weights.format import TILE_ROWS, WeightFormat
 from ptxgen.weights.order import interleave
 
-SLICE = 16 << 20  # bytes of a packed matrix that are made at a time; that takes up to seven times as many
+SLICE = 16 << 20  # bytes of a packed matrix that are made at a time; the host needs up to seven times as many for it
 
 
 class Info(Protocol):

@@ -1,4 +1,4 @@
-"""A decode step's Program as one whose layers are a single op: the same tensors, another way to run them."""
+"""A decode step's Program with all layers in one op, the persistent kernel; its tensors stay the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ptxgen.kernels.persistent_step import FORMATS, PersistentStep
 from ptxgen.models.persistent_lacks import other_ops, other_sizes, other_value, refusal
 from ptxgen.models.program import Op, Program, Ref, Tensor
 
-# Who computes attention, by query heads, KV heads and head_dim: where other shares than PersistentStep's own were
-# measured to be faster (`benchmarks/results/persistent_step.jsonl`).
+# How attention is distributed over CTAs, by query heads, KV heads and head_dim, if another distribution than
+# PersistentStep's default was measured to be faster (`benchmarks/results/persistent_step.jsonl`).
 SHARES: Mapping[tuple[int, int, int], Mapping[str, Any]] = {
     (32, 8, 64): {"group_parts": 2},
     (12, 2, 128): {"group_parts": 3, "split_rows": 64},

@@ -1,4 +1,4 @@
-"""What the products of a step read: rows normed, and packed as they want them."""
+"""The inputs of a step's products: rows that are normed, and packed in the layout that each product reads."""
 
 from __future__ import annotations
 

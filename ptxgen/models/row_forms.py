@@ -23,17 +23,17 @@ from ptxgen.weights.format import WeightFormat
 
 PRECISIONS = ("exact", "fast", "e4m3")
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
-# Rows from which wgmma is faster than mma.sync on rows of f32; of weights that are not quantised, from HALVES_FROM on.
+# Least number of rows for which wgmma is faster than mma.sync on f32 rows; with 16-bit weights at most HALVES_FROM.
 PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
-# Rows up to which codes of bytes are multiplied by digits of bytes: exactly, and faster than what is rounded.
+# Largest number of rows for which byte codes are multiplied by byte digits: exact, and faster than rounded rows.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
-# Weights of a product from which a launch that norms its rows makes bf16 digits of them, and from which rows do not go
-# into tiles for wgmma. Where one product after the other reads and leaves digits, all do.
+# Least number of weights of a product whose rows become bf16 digits (and not tiles for wgmma): HALVES_FROM_WEIGHTS for
+# rows that a launch norms anyway, LARGE for others. If successive products read and write digits, all of them do.
 LARGE = 1 << 24
 HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
-# Weights of gate and up together, to which a model's K-quants read bf16 digits: three of them take longer than bytes
-# where matrices are large, and save launches. Measured with 2.3e7 and 2.8e7, where they pay, and 1.2e8, where not.
+# Largest number of weights of gate and up together for which a model's K-quants are multiplied by bf16 digits. Three
+# bf16 digits save launches, but take longer than bytes with large matrices: faster at 2.3e7 and 2.8e7, slower at 1.2e8.
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
 # of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not

@@ -1,5 +1,5 @@
-"""Batches of 9 to 64 sequences: which ops leave rows in the tiles that the next product reads, so that no launch norms
-or packs them."""
+"""Batches of 9 to 64 sequences: which ops write rows as the tiles that the next product reads, so that no separate
+launch norms or packs them."""
 
 from __future__ import annotations
 

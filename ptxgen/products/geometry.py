@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
-SLOT_BYTES = 4 * TILE_ROWS  # of a warp's sums of a record: 16 rows, f32
-FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
-CROWDED_WARPS = 4  # of a CTA whose threads have so many registers that two CTAs of eight warps do not fit
+SLOT_BYTES = 4 * TILE_ROWS  # bytes of a warp's sums of a record: 16 rows, f32
+FEW_WORDS = 22  # words that a lane reads of a tile; with more, registers are short
+CROWDED_WARPS = 4  # warps of a CTA if threads have so many registers that two CTAs of eight warps do not fit
 MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory
-# From so many records of 16 rows on, so many warps share the columns of a record: the fewer records, the more warps.
+# Least number of records of 16 rows, and warps that share the columns of a record: the fewer records, the more warps.
 K_WARPS = ((2048, 1), (1024, 2), (512, 4), (0, 8))
-# Formats whose product with one token is for tensor cores, where there are any.
+# Formats whose product with one token uses tensor cores, on targets that have the instructions.
 ON_TENSOR_CORES = frozenset((
     "f16", "bf16", "e4m3", "e4m3_channel", "e4m3_block", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k",
     "int4_g32", "int4_g64", "int4_g128",
 ))  # fmt: skip
-SHARED_FOR_TOKENS = 96 * 1024  # of x, where there is a choice of tokens
+SHARED_FOR_TOKENS = 96 * 1024  # bytes of x in shared memory, if the number of tokens of a CTA is free
 
 
 @dataclass(frozen=True)
@@ -117,28 +117,29 @@ class Runs:
         return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
 
 
-MOST_UNITS = 64  # of a CTA
+MOST_UNITS = 64  # units of a CTA
 
 
 class Shape(NamedTuple):
-    """Warps of a CTA, tiles on their way of a warp, and CTAs, at most."""
+    """Warps of a CTA, tiles that a warp has in flight, and CTAs, at most."""
 
     warps: int
     stages: int
     ctas: int
 
 
-RUN = Shape(16, 3, 132)  # a CTA for each multiprocessor of an H100
-RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # and of an A100
-# Tiles of 256 columns take more registers. From so many of them a CTA on, so many warps: few are begun sooner.
+RUN = Shape(16, 3, 132)  # one CTA for each multiprocessor of an H100
+RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # one for each of an A100
+# Tiles of 256 columns take more registers. WIDE_WARPS: least number of such tiles of a CTA, and its warps; CTAs of few
+# warps start sooner.
 WIDE = 256
 WIDE_STAGES = 2
 WIDE_WARPS = ((37, 16), (17, 12), (0, 8))
 
 
 class Sharing(NamedTuple):
-    """Of matrices with so many columns and so many tiles a multiprocessor at least: what CTAs are that share k, or None
-    where one has all of it."""
+    """A rule for matrices with at least `k` columns and at least `tiles` tiles a multiprocessor: the geometry of CTAs
+    that share k, or None if CTAs do not share it."""
 
     k: int
     tiles: int
@@ -147,8 +148,8 @@ class Sharing(NamedTuple):
 
 TWO, TWO_OF_FEW = ProductChoice(16, 2, 132, 2), ProductChoice(16, 1, 132, 2)
 THREE_TILES = ProductChoice(8, 3, 264, 2)
-# By the columns of a tile, and whether a lane reads many words of it; the first that fits. CTAs share x, too, which
-# takes as long to come as half of their weights where k is long and rows are few.
+# Rules by the columns of a tile, and whether a lane reads many words of it; the first that matches counts. CTAs that
+# share k also share x, which takes as long to load as half of their weights if k is long and rows are few.
 OF_CHAINS = {
     (WIDE, False): (
         Sharing(5632, 64, TWO), Sharing(5632, 4, TWO_OF_FEW), Sharing(0, 47, None), Sharing(2048, 4, TWO_OF_FEW),
@@ -167,9 +168,9 @@ OF_LAUNCHES_ALONE = {
     (64, False): (Sharing(1024, 8, THREE_TILES),),
 }
 MANY_WORDS = 30
-MOST_SHARED = 8  # units of a cluster: with more, x is a small part of what comes
-MOST_SPARE = 1.25  # of the units that clusters have room for, to those that there are
-MOST_ROOM = 1.4  # of CTAs that multiprocessors have room for in whole turns, to those that there are
+MOST_SHARED = 8  # units of a cluster: with more, x is a small part of the bytes loaded
+MOST_SPARE = 1.25  # units that clusters have room for, over units that exist
+MOST_ROOM = 1.4  # CTAs that multiprocessors have room for in whole rounds, over CTAs that exist
 
 
 def sharing(units: int, kind: WeightFormat, k: int, *, programmatic: bool) -> ProductChoice | None:

@@ -170,7 +170,7 @@ SHARED: Mapping[str, Said] = {
     "q_dtype": Said(doc="element type of queries and outputs"),
     "dtype": Said(short="", doc="element type"),
     "programmatic": Said(
-        doc="may start before the kernel ahead of it ends, and waits for it where it reads its results",
+        doc="may start before the preceding kernel ends, and waits before it reads its results",
         silent="it changes when a kernel starts, not what it computes",
     ),
 }

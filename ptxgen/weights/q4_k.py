@@ -447,6 +447,11 @@ def _unit_of(b: Builder, word: Reg, unit: Reg, inverse: Reg) -> None:
 def _own_min_bytes(b: Builder, upper: Reg, lower: Reg) -> Reg:
     """The mins of a lane: rows g, blocks t and 4 + t, and rows g + 8."""
     mins, bits = convert.scratch(b, "min_bytes", "b32"), convert.scratch(b, "min_bits", "b32")
+    return _join_mins(b, mins, bits, upper, lower)
+
+
+def _join_mins(b: Builder, mins: Reg, bits: Reg, upper: Reg, lower: Reg) -> Reg:
+    """Mins of their upper two bits, of bytes with scales, and their lower four."""
     b.op("shr.u32", mins, upper, 2)
     b.op("and.b32", mins, mins, 0x30303030)
     b.op("and.b32", bits, lower, 0x0F0F)
@@ -488,8 +493,9 @@ def add_sub_blocks(
 ) -> None:  # fmt: skip
     """`add_blocks` by the words of `MINS_OF_A_LANE`: byte 2 half + i div 2 of the word for even or odd blocks i."""
     even, odd, low, *blocks = words
-    scale_bytes, min_bytes = (convert.scratch(b, name, "b32") for name in ("scale_bytes", "min_bytes"))
-    bits = convert.scratch(b, "min_bits", "b32")
+    scale_bytes, min_bytes, bits = (
+        convert.scratch(b, name, "b32") for name in ("scale_bytes", "min_bytes", "min_bits")
+    )
     assert is_odd is not None  # as its pieces are by "own"
     scales, mins = convert.scratch_array(b, "sub_scale", "f32", 8), convert.scratch_array(b, "sub_min", "f32", 4)
     for i, word in enumerate((even, odd)):
@@ -498,14 +504,7 @@ def add_sub_blocks(
     picks = convert.scratch(b, "picks_odd", "pred")
     b.op("setp.ne.u32", picks, is_odd, 0)
     b.op("selp.b32", min_bytes, odd, even, picks)
-    b.op("shr.u32", min_bytes, min_bytes, 2)
-    b.op("and.b32", min_bytes, min_bytes, 0x30303030)
-    b.op("and.b32", bits, low, 0x0F0F)
-    b.op("or.b32", min_bytes, min_bytes, bits)
-    b.op("and.b32", bits, low, 0xF0F0)
-    b.op("shl.b32", bits, bits, 12)
-    b.op("or.b32", min_bytes, min_bytes, bits)
-    bytes_to_f32(b, mins.regs, min_bytes)
+    bytes_to_f32(b, mins.regs, _join_mins(b, min_bytes, bits, min_bytes, low))
     for half, (block, unit, total) in enumerate(zip(blocks, units, totals, strict=True)):
         factor, less = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less"))
         halves_to_f32(b, factor, less, block)
@@ -527,13 +526,12 @@ def _small_to_f32(b: Builder, out: Reg, word: Reg) -> None:
     b.op("sub.f32", out, out, 8388608.0)
 
 
-FORMATS = (
-    Q4K(
-        "q4_k",
-        256,
-        2304,
-        (*(Piece(512 * p, 16) for p in range(4)), Piece(2048, 16, "row"), Piece(2176, 8, "row", 2),
-         Piece(2240, 8, "row", 2)),
-        block_cols=BLOCK,
-    ),
-)  # fmt: skip
+def formats(kind: type[ByteCodes], name: str, codes: int) -> tuple[ByteCodes]:
+    """A format whose tiles begin with so many pieces of codes; scales, mins and d, dmin of their rows follow."""
+    at = 512 * codes
+    scales = (Piece(at, 16, "row"), Piece(at + 128, 8, "row", 2), Piece(at + 192, 8, "row", 2))
+    pieces = (*(Piece(512 * p, 16) for p in range(codes)), *scales)
+    return (kind(name, 256, at + 256, pieces, block_cols=BLOCK),)
+
+
+FORMATS = formats(Q4K, "q4_k", 4)

@@ -148,13 +148,4 @@ def _high_bytes(fifth: np.ndarray) -> np.ndarray:
     return np.asarray(np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8))
 
 
-FORMATS = (
-    Q5K(
-        "q5_k",
-        256,
-        2816,
-        (*(Piece(512 * p, 16) for p in range(5)), Piece(2560, 16, "row"), Piece(2688, 8, "row", 2),
-         Piece(2752, 8, "row", 2)),
-        block_cols=BLOCK,
-    ),
-)  # fmt: skip
+FORMATS = q4_k.formats(Q5K, "q5_k", 5)

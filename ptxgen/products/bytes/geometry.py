@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 SHARED = 232448  # bytes that a CTA can have
-KEPT = 1024  # for mbarriers and what is beside them, at least
-BELL = 8  # bytes of an mbarrier, which every unit of tokens has
-BESIDE = 128  # mbarriers: roots of norms, the mbarrier of a cluster's sums
-# CTAs that share k, and how many clusters of them there is room for at once
+KEPT = 1024  # bytes reserved for mbarriers and the other small arrays of shared memory, at least
+BELL = 8  # bytes of an mbarrier; every unit of tokens has one
+BESIDE = 128  # bytes for roots of norms and the mbarrier of a cluster's sums
+# CTAs of a cluster that share k: clusters that fit on an H200 at once
 SPLITS = {1: 132, 2: 66, 4: 30, 8: 14}
-MOST_UNITS = 8 * 28  # of k, with the most CTAs that share it
-MOST_SPARE = 0.13  # of all tiles
+MOST_UNITS = 8 * 28  # units of k that fit with the largest cluster
+MOST_SPARE = 0.13  # share of all tiles that may be unused when k does not divide evenly
 
 
 def runs_on(target: Target) -> bool:
@@ -29,20 +29,20 @@ def runs_on(target: Target) -> bool:
 
 
 class Shape(NamedTuple):
-    """Warps of a CTA and tiles on their way of a warp, at most."""
+    """Warps of a CTA and tiles that a warp has in flight, at most."""
 
     warps: int
     stages: int
 
 
-# by tokens, of formats of few words a lane and a tile, and of many
+# by tokens: the shape for formats of which a lane reads few words a tile, and for those with many
 SHAPES = {
     8: (Shape(12, 1), Shape(16, 1)),
     16: (Shape(12, 1), Shape(12, 1)),
     24: (Shape(8, 1), Shape(8, 1)),
     32: (Shape(8, 1), Shape(8, 1)),
 }
-LONG, OF_LONG = 160, Shape(12, 2)  # from so many tiles a CTA on, for eight tokens and few words
+LONG, OF_LONG = 160, Shape(12, 2)  # a CTA with at least LONG tiles has this shape, with eight tokens and few words
 FEW_WORDS = 30
 
 
@@ -102,9 +102,9 @@ def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, 
 
 
 def best(units: int, parts: int, kind: WeightFormat, k: int, rows: int) -> TokenRuns | None:
-    """The geometry for so many rows, by what was measured on an H200: 16 tokens a CTA at most, but where 24 or 32 take
-    one turn in clusters of four. The smallest cluster whose tokens fit, and the next larger one where a CTA would bring
-    as many units of tokens as it has tiles; None where none fits."""
+    """The geometry for so many rows, from measurements on an H200: at most 16 tokens a CTA, or 24 or 32 if they take
+    one round in clusters of up to four. The smallest cluster whose tokens fit, or the next larger one if a CTA would
+    copy as many units of tokens as it has tiles. None if none fits."""
     tokens = min(-(-rows // layout.TOKENS) * layout.TOKENS, max(SHAPES))
     if tokens > MOST_TOGETHER:
         runs = _smallest(units, parts, kind, k, tokens)
@@ -115,7 +115,7 @@ def best(units: int, parts: int, kind: WeightFormat, k: int, rows: int) -> Token
 
 
 MOST_TOGETHER = 16  # tokens of a CTA
-WORTH = {8: 1.0, 16: 1.5, 24: 2.0, 32: 2.5}  # units of eight tokens that come while a tile is multiplied, by tokens
+WORTH = {8: 1.0, 16: 1.5, 24: 2.0, 32: 2.5}  # by tokens: units of eight tokens that arrive while a tile is multiplied
 
 
 def _smallest(units: int, parts: int, kind: WeightFormat, k: int, tokens: int) -> TokenRuns | None:

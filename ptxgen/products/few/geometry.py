@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
 GROUPED = ("int4_g32", "int4_g64", "int4_g128", "q8_0", "q4_0", "q5_0", "e4m3", "e4m3_channel", "e4m3_block")
-FORMATS = ("bf16", *GROUPED)  # that have no other digits
+FORMATS = ("bf16", *GROUPED)  # formats that are multiplied by bf16 digits only
 SHAPE = Shape(16, 5)
-# Of formats with spans: of many words a lane and a tile; of few the first that has fewer turns than the ones after it.
+# For formats with spans. The first is for rounded tokens of formats with at most MANY_WORDS words a lane and a tile, if
+# it takes fewer rounds than the second.
 OF_SPANS = (Shape(16, 1), Shape(12, 1))
 MANY_WORDS = 30
-MOST_SHARED = 112 << 10  # bytes of tokens that two CTAs bring each other
-# Of formats whose groups of columns have scales, and of three digits before groups of 32, for want of registers.
+MOST_SHARED = 112 << 10  # bytes of tokens, up to which two CTAs copy tokens for each other
+# For formats whose groups of columns have scales. The second is for three digits and groups of 32 columns, which leave
+# too few registers for the first.
 OF_GROUPS, OF_SMALL_GROUPS = Shape(16, 2), Shape(8, 4)
-SHORT, OF_SHORT = 2048, Shape(16, 4)  # of rounded tokens of fewer columns
+SHORT, OF_SHORT = 2048, Shape(16, 4)  # rounded tokens with fewer than SHORT columns have this shape
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Results of 16 bits that warps beside the copying one store, while the next tile is multiplied.
+"""16-bit results that additional warps store to global memory while the next tile is multiplied.
 
-A warpgroup leaves half of its tokens in shared memory, holds the other half as 16-bit numbers in registers, and goes
-on to the next tile; some stages later it leaves these, too. One warp for each warpgroup carries what was left to the
-output. Named barriers say that the place is full, or empty again.
+A warpgroup writes the results of half of its tokens to shared memory, keeps the other half as 16-bit numbers in
+registers, and goes on to the next tile; some stages later it writes these, too. One additional warp for each warpgroup
+copies them to the output. Named barriers signal that the buffer is full, or empty again.
 """
 
 from __future__ import annotations

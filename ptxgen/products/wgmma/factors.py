@@ -1,10 +1,10 @@
 """Blocks' sums to the totals where tokens, too, have a scale for every block of 128 columns.
 
-Shared memory bounds these products: that tensor cores read the tokens and threads the weights takes as long as the
-products. A thread that read a scale for each of its tokens, a quarter of all, would take half as long again. But the
-scales of tokens are powers of four: times the weights' scale of the block, each differs from that in its upper byte
-alone. A warp beside the copying one packs those bytes of four tokens of a thread into a word, and leaves the weights'
-scale beside them.
+Shared memory bounds these products: tensor cores read tokens from it and threads read weights, and that takes as long
+as the products. If each thread also read a scale for each of its tokens, a quarter of all, it would take half as long
+again. But scales of tokens are powers of four: the product of one with the block's weight scale differs from the weight
+scale only in its upper byte. A separate warp packs these bytes for four tokens of a thread into a word, and stores the
+weights' scale with them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which tile is likely the fastest for up to 64 tokens, launched programmatically one after the other: µs as they were
 measured on an H200.
 
-Three things go on side by side, and a launch takes a little more than the longest: the read of all weights, the read of
-those of the busiest multiprocessor, which brings some 45 bytes a nanosecond, and its warps' work. So it matters most
-that tiles are about as many as multiprocessors, or many times as many. Where warps convert weights, their work is the
-longest: each of three warpgroups of a CTA, or of two CTAs side by side, converts nearly as fast as one alone.
+Three activities overlap, and a launch takes a little longer than the longest: reading all weights from memory, reading
+those of the busiest multiprocessor, which loads some 45 bytes a nanosecond, and the work of its warps. So it matters
+most that there are about as many tiles as multiprocessors, or many times as many. If warps convert weights, their work
+takes longest. Three warpgroups of a CTA, or two CTAs on a multiprocessor, each convert nearly as fast as one alone.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ P = TypeVar("P", bound="PackedProduct")
 
 
 class Pace(NamedTuple):
-    """Of a CTA: µs of 128 bytes of a row, without tokens and of each. That of 192 rows in "fast" is that of 128: the
-    read of its weights took longer in all that was measured."""
+    """Time of a CTA: µs for 128 bytes of a row, without tokens and for each token. In "fast" 192 rows have the pace of
+    128: reading their weights took longer in all measurements, so their own pace is not known."""
 
     columns: float
     token: float
 
 
 class Costs(NamedTuple):
-    """Of one way to multiply. `least`, `most`: rows of x that were measured, `split`: CTAs that shared k at most;
-    `tile`, `adding`: µs of 128 rows by 64 tokens' results, and of adding up those that CTAs share; `paces`: by rows and
-    warpgroups that share k; `converts`: whether warps convert weights, which two CTAs side by side do in the time of
-    one; `power`: of the mean of what goes on side by side."""
+    """Costs of one kind of product. `least`, `most`: rows of x that were measured. `split`: CTAs that shared k, at
+    most. `tile`, `adding`: µs to store results of 128 rows by 64 tokens, and to add the sums of CTAs that share k.
+    `paces`: by rows and warpgroups that share k. `converts`: warps convert weights, which two CTAs on a multiprocessor
+    do in the time of one. `power`: exponent of the power mean over activities that overlap."""
 
     least: int
     most: int
@@ -81,9 +81,9 @@ COSTS = {
         (256, 1): Pace(0.477, 0.0009), (64, 2): Pace(0.131, 0.001),
     }, converts=True, power=2.5),
 }  # fmt: skip
-# thousands of bytes of weights that a CTA is brought in a µs, by rows and warpgroups that share k
+# Thousands of bytes of weights that a CTA loads in a µs, by rows and warpgroups that share k.
 RATES = {(64, 1): 47, (128, 1): 46, (192, 1): 42, (64, 2): 48}
-# Formats that are converted alike: of each line one was measured, e4m3_channel, q8_0, int4_g128 and q4_k.
+# Formats that are converted alike. One of each line was measured: e4m3_channel, q8_0, int4_g128 and q4_k.
 CONVERTED = {
     "e4m3": ("e4m3", "e4m3_channel", "e4m3_block"),
     "signed": ("q8_0",),
@@ -91,13 +91,13 @@ CONVERTED = {
     "k_quants": ("q4_k", "q5_k", "q6_k"),
 }
 TILE = frozenset({"tile_rows", "split", "share", "stream", "carried", "slices"})  # fields of a tile, but for tokens
-KEPT = 16  # tokens of slices in e4m3 up to which weights leave the L2 first
+KEPT = 16  # tokens up to which weights in e4m3 have the policy evict_first when warpgroups share k
 SPLITS = (1, 2, 3, 4, 8)
-FEWEST_STEPS = 2  # tiles of k of a CTA
-MEMORY = 4700.0  # thousands of bytes that the memory gives in a µs
-BEFORE = 0.5  # of a ring is full before a launch has its tokens
-BEGIN, TURN = 1.0, 0.4  # µs of a launch, and of a further turn
-ADDING = {1: 0, 2: 0.6, 3: 0.3, 4: 0.4, 8: 0.4}  # of CTAs that share k
+FEWEST_STEPS = 2  # least tiles of k of a CTA
+MEMORY = 4700.0  # thousands of bytes that the memory delivers in a µs
+BEFORE = 0.5  # share of a ring that is full before a launch has its tokens
+BEGIN, TURN = 1.0, 0.4  # µs of a launch, and of a further round
+ADDING = {1: 0, 2: 0.6, 3: 0.3, 4: 0.4, 8: 0.4}  # further µs, by CTAs that share k
 LARGE, LEAST_ROWS = 128 * 64, 64
 
 

@@ -1,8 +1,8 @@
-"""From accumulators to 16-bit outputs: a warpgroup's change places in shared memory, some tokens at a time.
+"""From accumulators to 16-bit outputs: a warpgroup transposes them in shared memory, some tokens at a time.
 
-Every warp has all tokens of few outputs. `stmatrix` leaves a token's outputs next to each other, in pieces of eight;
-each thread takes pieces up, beside the next thread's in memory. Piece p of token r lies at p ^ (r mod 8), so that
-neither meets a bank twice. Two buffers take turns: one barrier of the warpgroup a round is enough.
+Every warp has all tokens of few outputs. `stmatrix` writes a token's outputs next to each other, in pieces of eight.
+Each thread then reads pieces that are adjacent in memory to the next thread's. Piece p of token r is at p ^ (r mod 8),
+so neither access has bank conflicts. Two buffers alternate: one barrier of the warpgroup a round is enough.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many tiles a CTA has of a launch, and how many of the last tiles of rows should be those of one warpgroup.
 
-CTAs take tiles in turn, whole ones first. What whole turns leave is dealt out in smaller tiles, so that all are done at
-about the same time; nobody has to add up another's sums.
+CTAs take tiles in turn, whole ones first. The rows that remain after whole rounds are distributed in smaller tiles, so
+that all CTAs finish at about the same time. No CTA has to add another's sums.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tiles of rows that one warpgroup alone has (`last_tiles`): the others pass them.
+"""Small tiles of rows, which one warpgroup multiplies alone (`last_tiles`): the other warpgroups skip them.
 
-They lie behind the whole tiles, so that the last turn of CTAs, where whole tiles would be few, ends sooner. Warps that
-pass give every stage back as soon as it is full: a stage is empty when all have done so.
+They come after the whole tiles, so that the last round of CTAs, which would have few whole tiles, ends sooner. Warps
+that skip a tile release every stage as soon as it is full: a stage is empty when all warps have released it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Products in e4m3 by weights with a scale for every block of 128 columns, in tiles of whole blocks: a stage's sums
-take turns with its products.
+"""Products in e4m3 by weights with a scale for every block of 128 columns, in tiles of whole blocks: additions to the
+totals alternate with a stage's products.
 
-The first weights of the next stage are read while the last products of a stage run, if there are registers for both, or
-else while their sums go to the totals.
+The first weights of the next stage are read while the last products of a stage run, if there are registers for both,
+otherwise while their sums are added to the totals.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class PackedProduct(Weighted):
     )
     split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
     share: int = field(
-        default=0, draws=(0, 1, 2), doc="CTAs of neighbouring rows that bring each other tokens; 0: by a table"
+        default=0, draws=(0, 1, 2), doc="CTAs of neighbouring rows that copy tokens for each other; 0: by a table"
     )
     stream: bool = field(
         default=False,
@@ -57,12 +57,12 @@ class PackedProduct(Weighted):
         default=False,
         later=True,
         silent="the executor has no L2",
-        doc="weights leave the L2 before what else is there",
+        doc="weights are the first to be evicted from the L2",
     )
     carried: bool = field(
         default=False,
         later=True,
-        doc="warps beside the copying one store results while the next tile is multiplied",
+        doc="additional warps store results while the next tile is multiplied",
     )
     slices: int = field(
         default=1,
@@ -75,7 +75,7 @@ class PackedProduct(Weighted):
         later=True,
         draws=lambda drawn: (0, int(drawn.get("tokens", 0) > packed.COLUMNS)),
         silent="it says who computes, not what",
-        doc="tiles of rows, the last, that have those of one warpgroup",
+        doc="last tiles of rows that are small, of one warpgroup",
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
@@ -88,9 +88,12 @@ class PackedProduct(Weighted):
     zero_points: bool = field(
         default=False,
         later=True,
-        draws=lambda drawn: (False, drawn.get("by_row") and drawn.get("weights") in ("q4_k", "q5_k")),
+        draws=lambda drawn: (
+            False,
+            drawn.get("by_row", False) and drawn["precision"] == "exact" and drawn["weights"] in ("q4_k", "q5_k"),
+        ),
         silent="it rounds less",
-        doc="by_row, exact, codes with mins: codes are less what stands for 0 in their columns",
+        doc="by_row, exact, weights with mins: the code for 0 is subtracted from codes",
     )
     promoted: bool = field(
         default=False,
@@ -104,13 +107,8 @@ class PackedProduct(Weighted):
         doc="e4m3 by weights with scales of blocks: x has a scale a row, not one for every 128 columns",
     )
     norm: str = field(default="", later=True, doc="of x, by its squares, divided out of the product")
-    eps: float = field(
-        default=1e-6,
-        later=True,
-        silent="beside squares about 1 it is less than a comparison tells",
-        doc="added to the mean square, with norm",
-    )
-    norm_out: bool = field(default=False, later=True, doc="what a product with a norm reads goes beside out")
+    eps: float = field(default=1e-6, later=True, silent="beside squares about 1 it is less than a comparison tells")
+    norm_out: bool = field(default=False, later=True, doc="also writes the inputs of a product with a norm")
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
 
     @property

@@ -1,8 +1,8 @@
-"""Products in e4m3 whose sums are short: tensor cores add up 128 columns, f32 the rest.
+"""Products in e4m3 with short sums: tensor cores add 128 columns, and f32 additions the rest (promotion).
 
 A stage is multiplied unit by unit: a tile and a block of rows with a piece of the tokens. With two sets of short sums
-the products of a unit run while the sums of the one before go to the totals. None run on into the next stage: ptxas
-would let no two products overlap if their sums were read after the loop's turn.
+a unit's products run while the sums of the preceding unit are added to the totals. No product runs on into the next
+stage: ptxas would let no two products overlap if their sums were read after the loop iteration.
 """
 
 from __future__ import annotations

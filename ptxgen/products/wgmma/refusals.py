@@ -1,4 +1,4 @@
-"""Why warps beside the copying one cannot store a product's results (`carried`), why warpgroups cannot share k
+"""Why additional warps cannot store a product's results (`carried`), why warpgroups cannot share k
 (`slices`), and why the last tiles of rows cannot be those of one warpgroup (`last_tiles`). What each needs is a table;
 a message has the first row that is not met."""
 

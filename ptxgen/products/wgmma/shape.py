@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 PROCESSORS = 132  # of the largest GPU that runs these texts
 HALVES = 8  # results of 16 bits that a lane stores at once
-MOST_ROWS_FIRST = 64  # tokens of a tile
-MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
-# sums of a row that they have registers for, and where products are promoted: with more, ptxas lets products wait for
-# each other, or spills
+MOST_ROWS_FIRST = 64  # tokens of a tile, up to which they count as few
+MOST_BESIDE = 128  # tokens of a tile, if two CTAs of one warpgroup share a multiprocessor
+# Sums of a row for which such CTAs have registers, in general and with promoted products. With more, ptxas serialises
+# products, or spills.
 MOST_SUMS_BESIDE, MOST_SHORT_BESIDE = 224, 64
-# CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
+# Rows of (most tiles of rows, CTAs that share k, least tiles of k for each CTA); the first that matches counts.
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
-# the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
+# The same for tiles of 256 columns, whose weights are converted: more CTAs convert at a time.
 WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
 WIDE_TILE = 256
-# stages of two tiles of k and parts of twice the length, of weights as they lie, for so many warpgroups and tokens:
-# from, to how many CTAs that take all rows; more of the time that it waits between parts is then hidden, and less of k
-# is on its way
+# Stages of two tiles of k and parts of twice the length, for weights that are not converted. By warpgroups and tokens:
+# the least and the largest number of CTAs over all rows. This hides more of the wait between parts, with less of k in
+# flight.
 LONG = {(1, 64): (65, PROCESSORS), (1, 128): (1, 64)}
-# the same of one matrix of 16-bit weights that is launched plainly
+# The same for one matrix of 16-bit weights in a plain launch.
 LONG_PLAIN = LONG | {(1, 64): (64, PROCESSORS), (2, 64): (128, 224)}
-MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
-# tokens for which two CTAs share k of gate and up in 16 bits, where tiles are no more than they have places; columns
+MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # matrices of MANY_ROWS and more have TALL rows a CTA, up to FEW_TOKENS
+# Tokens up to which two CTAs share k of gate and up in 16 bits, if all tiles fit at once; and the least columns for it.
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
 # of products of integers by at most 32 tokens: precision, matrices, whether there are mins, rows from and to, columns
 # from: rows of a CTA, CTAs that share k, whether they share it out evenly
@@ -61,11 +61,10 @@ CODE_TILES = (
 # of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
 # four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
-# formats, and whether they have zero points: tokens and rows of a tile from which ptxas spilled 4 to 8 bytes
-SPILLING = {("q5_0", False): (64, 128), ("q5_k", True): (32, 256)}
+SPILLING = ("q5_0",)  # formats for which 64 tokens by 128 rows spilled 4 bytes
 SLICES = 2  # warpgroups that share k
-MOST_GROUPS = 3  # warpgroups whose threads have registers for more
-MOST_HELD = 108  # registers beside which fragments of four chunks, twice, have room in two CTAs of a multiprocessor
+MOST_GROUPS = 3  # warpgroups of a CTA; with more, threads have too few registers to read or multiply much at once
+MOST_HELD = 108  # other registers that leave room for fragments of four chunks, twice, with two CTAs a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -172,21 +171,15 @@ def of_integers(spec: PackedProduct) -> dict[str, Any]:
 def _tiles_of_integers(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
         same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
-        fits = spec.tokens <= FEW_TOKENS and least <= rows <= most and spec.k >= columns
-        if same and fits and not _spills(spec, found[0]):
+        if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
             yield found[0], found[1], bool(found[2])
-
-
-def _spills(spec: PackedProduct, tile_rows: int) -> bool:
-    """Whether so many rows of a tile are not taken, as registers were too few."""
-    least = SPILLING.get((spec.weights, spec.zero_points))
-    return least is not None and spec.tokens >= least[0] and tile_rows >= least[1]
 
 
 def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for tokens, parts, most, columns, *found in CODE_TILES:
         fits = spec.tokens <= tokens and rows <= most and spec.k >= columns
-        if fits and spec.precision == "exact" and parts == spec.parts and not _spills(spec, found[0]):
+        spills = spec.tokens > FEW_TOKENS and found[0] > 64 and spec.weights in SPILLING
+        if fits and spec.precision == "exact" and parts == spec.parts and not spills:
             yield found[0], found[1], bool(found[2])
 
 

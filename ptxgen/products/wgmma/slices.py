@@ -1,8 +1,8 @@
-"""Sums of two warpgroups that have the same rows, each of its part of a tile's k (sliced K): each gives the other the
-sums of half of the tile's tokens, adds what it is given to its own of the other half, and finishes these.
+"""Two warpgroups have the same rows, and each multiplies its part of a tile's k (sliced K). Each sends the other its
+sums for half of the tile's tokens, adds the sums it receives to its own for the other half, and finishes these.
 
 Sums travel as they lie in registers, 16 bytes of a thread for each octet of tokens, to the same thread of the other
-warpgroup. A sum of two numbers does not depend on their order, so both halves are as determined as one sum.
+warpgroup. A sum of two numbers does not depend on their order, so both halves are deterministic.
 """
 
 from __future__ import annotations
