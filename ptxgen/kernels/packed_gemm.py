@@ -15,12 +15,12 @@ from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.blocks import BlockMultiplier
 from ptxgen.products.wgmma.carried import CarriedResults, Carrier
+from ptxgen.products.wgmma.codes import CodeMultiplier
 from ptxgen.products.wgmma.elected import ElectedCopier, elects
 from ptxgen.products.wgmma.exchange import Exchange
 from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
-from ptxgen.products.wgmma.integers import IntegerMultiplier
 from ptxgen.products.wgmma.lanes import LaneCopier
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.norms import NormedResults, Roots, squares, squares_shape
@@ -253,7 +253,7 @@ class PackedGemm(PackedProduct):
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
         copier = ElectedCopier if elects(self, at) else LaneCopier
         copier(b, self, at, ring, early, tasks.has_tile if counts_first else None).build(tasks)
-        kind = IntegerMultiplier if self.by_row else Multiplier
+        kind = CodeMultiplier if self.by_row else Multiplier
         if self.scaled:
             kind = PromotedMultiplier if self.promotes else ScaledMultiplier
         if at.pipelined:

@@ -89,7 +89,7 @@ class RowForms(Draft):
         """Whether rows of k columns become digits of bytes for weights of these formats."""
         few = 1 < self.rows <= DIGITS_TO[self.precision] and self._brings_digits(k)
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
-        return few and takes and not self.integers(kinds, k)
+        return few and takes and not self.in_units(kinds, k)
 
     def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
         """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
@@ -125,17 +125,17 @@ class RowForms(Draft):
         whole = k % unit == 0 and k // layout.UNIT <= MOST_UNITS
         return whole and not self.batch_invariant and runs_on(parse_target(self.target))
 
-    def integers(self, kinds: Sequence[str], k: int) -> bool:
+    def in_units(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
         formats = [weight_format(kind).fitted(k) for kind in kinds]
-        some = FEW < self.rows <= min(map(self._most_integers, formats)) and not self.batch_invariant
-        found = [each.integer_digits for each in formats]
+        some = FEW < self.rows <= min(map(self._most_in_units, formats)) and not self.batch_invariant
+        found = [each.code_digits for each in formats]
         some &= all(found) and all(each.tile_k >= COLUMNS for each in formats)
         if self.precision == "exact" and self.rows <= SOME and all(each.span for each in formats):
             some &= max(found) == 1 and k <= LONG  # else digits of bytes
         return some and parse_target(self.target).includes_any(("sm_90a",))
 
-    def _most_integers(self, kind: WeightFormat) -> int:
+    def _most_in_units(self, kind: WeightFormat) -> int:
         """Rows that are packed so at most for weights of a format."""
         most = UNITS_TO[self.precision]
         return most.get(kind.name, most[""])
@@ -163,7 +163,7 @@ class RowForms(Draft):
         """Whether wgmma multiplies gate and up, and down, of these formats."""
         model = self.model
         for some, k in ((kinds[:2], model.dim), (kinds[2:], model.hidden)):
-            if not self.packs(some, k) or self.digits(some, k) or self.integers(some, k):
+            if not self.packs(some, k) or self.digits(some, k) or self.in_units(some, k):
                 return False
         return True
 

@@ -123,7 +123,7 @@ OWN_MINS = (Piece(2048, 4, "lane", 1), Piece(2176, 2, "lane", 1, half=True))  # 
 class Q4K(ByteCodes):
     """Codes of 4 bits; for 32 columns a scale and a min of 6 bits, for 256 two f16."""
 
-    integer_digits, has_mins = 1, True
+    code_digits, has_mins = 1, True
 
     span = SUB
 
@@ -170,21 +170,21 @@ class Q4K(ByteCodes):
         return (*self.pieces[:4], *MINS_OF_A_LANE)
 
     @property
-    def integer_pieces(self) -> tuple[Piece, ...]:
+    def code_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces, *OWN_MINS)
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         sub_blocks.nibble_integers(b, words[chunk], words[16:20], chunk, out[0])
 
-    def integers_less_zeros(
+    def codes_less_zeros(
         self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
     ) -> None:
         sub_blocks.nibble_integers(b, words[chunk], words[16:20], chunk, out[0], zeros)
 
-    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_blocks.sub_block_mins(b, *words[24:])
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return sub_blocks.block_factors(b, words[22:24], sub_blocks.INTEGER_UNITS)
 
     def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:

@@ -42,7 +42,7 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 class Q5K(ByteCodes):
     """Q4_K with codes of 5 bits."""
 
-    integer_digits, has_mins = 1, True
+    code_digits, has_mins = 1, True
     byte_type = "u8"
     span = q4_k.SUB
     x_sum_factor = -1.0
@@ -96,21 +96,21 @@ class Q5K(ByteCodes):
         return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.MINS_OF_A_LANE))
 
     @property
-    def integer_pieces(self) -> tuple[Piece, ...]:
+    def code_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces, *(replace(piece, offset=piece.offset + 512) for piece in q4_k.OWN_MINS))
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         sub_blocks.sub_block_integers(b, self, words, words[20:24], chunk, out[0])
 
-    def integers_less_zeros(
+    def codes_less_zeros(
         self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
     ) -> None:
         sub_blocks.sub_block_integers(b, self, words, words[20:24], chunk, out[0], zeros)
 
-    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_blocks.sub_block_mins(b, *words[28:])
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return sub_blocks.block_factors(b, words[26:28], (1.0, 1.0))
 
     def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:

@@ -85,8 +85,8 @@ def sub_block_integers(
     b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg],
     zeros: Sequence[Reg] = (),
 ) -> None:  # fmt: skip
-    """`integers` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly. Less
-    `zeros`: 1024 + code less 1024 + zero, times the scale, as f16 does not hold 1024 + zero times any scale."""
+    """`codes_as_f16` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly.
+    Less `zeros`: 1024 + code less 1024 + zero, times the scale, as f16 does not hold 1024 + zero times any scale."""
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
     less = convert.scratch_array(b, "integer_less", "b32", 2).regs
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
@@ -119,7 +119,7 @@ def _twice(byte: int) -> int:
 def nibble_integers(
     b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg], zeros: Sequence[Reg] = ()
 ) -> None:  # fmt: skip
-    """`integers` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
+    """`codes_as_f16` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
     of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly. So are
     `zeros`, whose sign is set."""
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
@@ -154,7 +154,7 @@ def nibble_integers(
 
 
 def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
-    """`min_integers` by the words of `OWN_MINS`."""
+    """`mins_as_f16` by the words of `OWN_MINS`."""
     mins = _own_min_bytes(b, upper, lower)
     out = convert.scratch_array(b, "min_half", "b32", 2).regs
     bytes_to_f16(b, out, mins)

@@ -13,7 +13,7 @@ from ptxgen.weights.e4m3 import E4m3
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
-INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
+BY_ROW = tuple(name for name, kind in weight_formats().items() if kind.code_digits)
 
 
 def rules_of_scales(spec: PackedProduct) -> Iterator[str]:
@@ -28,11 +28,11 @@ def rules_of_scales(spec: PackedProduct) -> Iterator[str]:
         yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
 
 
-def rules_of_integers(spec: PackedProduct) -> Iterator[str]:
+def rules_by_row(spec: PackedProduct) -> Iterator[str]:
     """Of products of f16 in units of rows."""
     known = weight_formats().get(spec.weights)
-    if known is None or not known.integer_digits:
-        yield f"by_row: is for {', '.join(INTEGERS)} (got weights={spec.weights!r}; nearest: by_row=False)"
+    if known is None or not known.code_digits:
+        yield f"by_row: is for {', '.join(BY_ROW)} (got weights={spec.weights!r}; nearest: by_row=False)"
     if spec.x_dtype != f16:
         yield f"by_row: is for f16 (got x_dtype={spec.x_dtype.name}; nearest: x_dtype=f16)"
     if spec.tokens > MOST_ROWS_FIRST:

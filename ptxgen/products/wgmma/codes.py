@@ -54,7 +54,7 @@ class AskedFor(Sequence[Reg]):
         return self._words[index]
 
 
-class IntegerMultiplier(ScaledMultiplier):
+class CodeMultiplier(ScaledMultiplier):
     """The same fragments, for `PackedProduct.by_row`."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
@@ -73,7 +73,7 @@ class IntegerMultiplier(ScaledMultiplier):
         self.product = f"wgmma.mma_async.sync.aligned.m64n{self.together * at.tokens}{of_type}"
 
     def _digits(self) -> int:
-        return min(self.spec.digits, self.kind.integer_digits)
+        return min(self.spec.digits, self.kind.code_digits)
 
     def _part(self, part: Part, a: Sequence[Reg]) -> None:
         b, kind = self.b, self.kind
@@ -82,16 +82,16 @@ class IntegerMultiplier(ScaledMultiplier):
         for index, chunk in enumerate(part.chunks):
             b.note(f"chunk {chunk} of the tile", after=RUN)
             if self.points is not None:
-                kind.integers_less_zeros(b, self.words, self.points.zeros, chunk, self._fragments(a, index))
+                kind.codes_less_zeros(b, self.words, self.points.zeros, chunk, self._fragments(a, index))
             else:
-                kind.integers(b, self.words, chunk, self._fragments(a, index))
+                kind.codes_as_f16(b, self.words, chunk, self._fragments(a, index))
         offsets = self._offsets(part)
         if self.pending is not None:
             self._promote(self.pending)
         b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
         for index, chunk in enumerate(part.chunks):
-            fresh = chunk % kind.integer_chunks == 0
+            fresh = chunk % kind.code_chunks == 0
             self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=fresh)
         if self.min_sums is not None and offsets:
             self._describe_sums(part.tile)
@@ -104,7 +104,7 @@ class IntegerMultiplier(ScaledMultiplier):
         are free for the results."""
         if self.min_sums is None or not self._ends(part):
             return ()
-        return [self.kind.min_integers(self.b, self.words)] if self.points is None else self.points.offsets
+        return [self.kind.mins_as_f16(self.b, self.words)] if self.points is None else self.points.offsets
 
     def _begin_tile(self, part: Part) -> None:
         """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
@@ -145,16 +145,16 @@ class IntegerMultiplier(ScaledMultiplier):
 
     def _ends(self, part: Part) -> bool:
         """Whether the chunks of a unit end with the part."""
-        return (part.chunks[-1] + 1) % self.kind.integer_chunks == 0
+        return (part.chunks[-1] + 1) % self.kind.code_chunks == 0
 
     def _wait(self, part: Part) -> None:
         b = self.b
         if self._ends(part):
-            first = part.chunks[-1] + 1 - self.kind.integer_chunks
+            first = part.chunks[-1] + 1 - self.kind.code_chunks
             if self.points is not None:
                 self.scales, self.less = self.points.scales, self.points.units
             else:
-                self.scales, self.less = self.kind.integer_units(b, self.words, first)
+                self.scales, self.less = self.kind.code_units(b, self.words, first)
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part

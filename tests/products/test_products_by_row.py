@@ -14,7 +14,7 @@ from ptxgen.dtypes import e4m3, f16
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import geometry, shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.scale_rules import INTEGERS
+from ptxgen.products.wgmma.scale_rules import BY_ROW
 from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -23,7 +23,7 @@ from ptxgen.weights.blocks import join_scales
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import EXACT, WHERE, tried
 
-CODES = [name for name in INTEGERS if not weight_format(name).span]
+CODES = [name for name in BY_ROW if not weight_format(name).span]
 ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
 
 
@@ -95,7 +95,7 @@ def test_rows_of_the_smallest_and_the_largest_numbers(value: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", BY_ROW)
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(
     "fields",
@@ -159,7 +159,7 @@ def test_every_code_is_itself(name: str) -> None:
         assert np.array_equal(found.outputs["out"], wanted), first
 
 
-MINS = [name for name in INTEGERS if weight_format(name).has_mins]
+MINS = [name for name in BY_ROW if weight_format(name).has_mins]
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -364,7 +364,7 @@ def test_units_of_rows_are_for_f16() -> None:
         PackTokens(512, by_row=True)
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", BY_ROW)
 @pytest.mark.parametrize("count", [8, 16, 32, 64])
 @pytest.mark.parametrize("precision", ["fast", "exact"])
 @pytest.mark.parametrize("fusion", [{}, {"gated": True, "activation": "silu"}])
@@ -382,7 +382,7 @@ def test_two_stages_fit(name: str, count: int, precision: str, fusion: dict[str,
 @pytest.mark.parametrize(
     ("name", "count", "precision"),
     [
-        *itertools.product(INTEGERS, (16, 32), ("fast", "exact")),
+        *itertools.product(BY_ROW, (16, 32), ("fast", "exact")),
         *itertools.product(("q4_k", "q5_k", "q6_k"), (64, 512), ("exact",)),
     ],
 )
