@@ -166,7 +166,7 @@ class AttentionOfStep(TiledProducts):
         """Whether q and k of several rows come from one product, as heads of one row."""
         kinds = self._kinds(*QKV)
         dim = self.model.dim
-        tiled = self.step == "batch" or self.digits(kinds, dim) or self.integers(kinds, dim) or self.packs(kinds, dim)
+        tiled = self.step == "batch" or self.digits(kinds, dim) or self.in_units(kinds, dim) or self.packs(kinds, dim)
         one = tiled and attention.rope is not None and not self.model.block.qk_norm
         return one and self._stacks()[0] != QKV[:1]
 
@@ -187,7 +187,7 @@ class AttentionOfStep(TiledProducts):
 
     def _is_tiled(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are rounded once into tiles for weights of these formats."""
-        return self.packs(kinds, k) and not (self.digits(kinds, k) or self.integers(kinds, k))
+        return self.packs(kinds, k) and not (self.digits(kinds, k) or self.in_units(kinds, k))
 
     def _attended(self) -> DType:
         """The type of a prompt's queries and of what attention makes of them: the cache's, or bf16 over a cache of 8

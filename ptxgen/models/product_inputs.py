@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.program import Part, Ref
-from ptxgen.models.row_forms import RowForms
+from ptxgen.models.row_forms import ZERO_POINTS_FROM, RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tokens import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
+from ptxgen.weights import weight_format
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
@@ -58,7 +59,7 @@ class ProductInputs(RowForms):
             return (self._half_rows(role, x, k, norm, kinds) if norm else x), ""
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
-        if self.integers(kinds, k) or self.packs(kinds, k):
+        if self.in_units(kinds, k) or self.packs(kinds, k):
             return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
             return x, ""
@@ -123,7 +124,7 @@ class ProductInputs(RowForms):
 
     def _packed(self, role: str, x: str | Ref, k: int, norm: str, kinds: Sequence[str], tokens: int) -> str:
         """Rows of x in tiles of so many, normed, for products with weights of these formats."""
-        group, by_row = self.scale_group(kinds, k), self.integers(kinds, k)
+        group, by_row = self.scale_group(kinds, k), self.in_units(kinds, k)
         out = self._packed_rows(role, k, tokens, f16 if by_row else bf16 if group is None else e4m3)
         given: dict[str, str | Ref] = {"x": x, "out": out}
         source = self._held(x).dtype
@@ -155,9 +156,14 @@ class ProductInputs(RowForms):
         """Tokens of a tile for products with weights of these formats."""
         of = bf16 if self.scale_group(kinds, k) is None else e4m3
         fields |= {"x_dtype": of, "precision": self._rounding}
-        if self.integers(kinds, k):
-            fields |= {"x_dtype": f16, "by_row": True}
-        return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in dict.fromkeys(kinds))
+        by_row = self.in_units(kinds, k)
+        each = {kind: fields | (self._unit_fields(kind) if by_row else {}) for kind in kinds}
+        return min(self._tiles(n=n, k=k, weights=kind, **own).tokens for kind, own in each.items())
+
+    def _unit_fields(self, kind: str) -> dict[str, Any]:
+        """Fields of a product of rows in units of their own with weights of a format."""
+        exact = self._rounding == "exact" and self.rows >= ZERO_POINTS_FROM
+        return {"x_dtype": f16, "by_row": True, "zero_points": exact and weight_format(kind).has_mins}
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""

@@ -35,12 +35,18 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 # Largest number of weights of gate and up together for which a model's K-quants are multiplied by bf16 digits. Three
 # bf16 digits save launches, but take longer than bytes with large matrices: faster at 2.3e7 and 2.8e7, slower at 1.2e8.
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
-# More rows than FEW, and up to INTEGERS_TO, are packed in f16 in units of their own, for wgmma, and up to CODES_TO
-# before weights that are no K-quants. Up to SOME exact ones are so before K-quants alone only where one number holds a
-# weight and rows are not long: digits of bytes are faster elsewhere.
+# More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
+# of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
+# long: digits of bytes are faster elsewhere. From ZERO_POINTS_FROM rows on codes with mins are less their zero points.
 FEW, SOME = 8, 16
-INTEGERS_TO = 32
-CODES_TO = {"exact": {"int4_g128": 512, "": 64}, "fast": {"": 0}, "e4m3": {"": 0}}  # by format, and of others
+K_QUANTS = ("q4_k", "q5_k", "q6_k")
+ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}
+UNITS_TO = {
+    "exact": dict.fromkeys((*K_QUANTS, "int4_g128"), 512) | {"": 64},
+    "fast": ROUNDED_UNITS_TO,
+    "e4m3": ROUNDED_UNITS_TO,
+}
+ZERO_POINTS_FROM = 33
 LONG = 8192
 
 
@@ -83,7 +89,7 @@ class RowForms(Draft):
         """Whether rows of k columns become digits of bytes for weights of these formats."""
         few = 1 < self.rows <= DIGITS_TO[self.precision] and self._brings_digits(k)
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
-        return few and takes and not self.integers(kinds, k)
+        return few and takes and not self.in_units(kinds, k)
 
     def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
         """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
@@ -119,19 +125,20 @@ class RowForms(Draft):
         whole = k % unit == 0 and k // layout.UNIT <= MOST_UNITS
         return whole and not self.batch_invariant and runs_on(parse_target(self.target))
 
-    def integers(self, kinds: Sequence[str], k: int) -> bool:
+    def in_units(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
         formats = [weight_format(kind).fitted(k) for kind in kinds]
-        some = FEW < self.rows <= min(map(self._most_integers, formats)) and not self.batch_invariant
-        found = [each.integer_digits for each in formats]
+        some = FEW < self.rows <= min(map(self._most_in_units, formats)) and not self.batch_invariant
+        found = [each.code_digits for each in formats]
         some &= all(found) and all(each.tile_k >= COLUMNS for each in formats)
         if self.precision == "exact" and self.rows <= SOME and all(each.span for each in formats):
             some &= max(found) == 1 and k <= LONG  # else digits of bytes
         return some and parse_target(self.target).includes_any(("sm_90a",))
 
-    def _most_integers(self, kind: WeightFormat) -> int:
+    def _most_in_units(self, kind: WeightFormat) -> int:
         """Rows that are packed so at most for weights of a format."""
-        return INTEGERS_TO if kind.span else CODES_TO[self.precision].get(kind.name, CODES_TO[self.precision][""])
+        most = UNITS_TO[self.precision]
+        return most.get(kind.name, most[""])
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""
@@ -156,7 +163,7 @@ class RowForms(Draft):
         """Whether wgmma multiplies gate and up, and down, of these formats."""
         model = self.model
         for some, k in ((kinds[:2], model.dim), (kinds[2:], model.hidden)):
-            if not self.packs(some, k) or self.digits(some, k) or self.integers(some, k):
+            if not self.packs(some, k) or self.digits(some, k) or self.in_units(some, k):
                 return False
         return True
 

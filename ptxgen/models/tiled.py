@@ -26,7 +26,7 @@ class TiledProducts(Products):
         op may leave; not of invariant batches, whose rows are rounded alike however many there are."""
         some = self.step == "batch" and not self.batch_invariant and FEW < self.rows <= MOST_ROWS_FIRST
         some = some and self.packs(kinds, k)
-        others = self.digits(kinds, k) or self.integers(kinds, k)  # units of whole rows
+        others = self.digits(kinds, k) or self.in_units(kinds, k)  # units of whole rows
         return some and not others and self.scale_group(kinds, k) is None
 
     def _attended_tiles(self) -> str:

@@ -67,7 +67,7 @@ class BlocksOf32(ByteCodes):
         cls.bits, cls.with_min, cls.numbers = bits, with_min, 1 + with_min
         half = 1 << bits - 1
         cls.less, cls.x_sum_factor = (0, 1.0) if with_min else (half, float(-half))
-        cls.integer_digits = 0 if with_min else 1
+        cls.code_digits = 0 if with_min else 1
 
     # -- bytes of a tile -----------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class BlocksOf32(ByteCodes):
                 halves_to_f32(b, *both, words[self._code_words + chunk // 2 * self.numbers + i])
         return found[0], found[1] if self.with_min else ()
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         """Of formats without mins."""
         units = (1024, 64) if self.bits == 4 else (1024,)
         less = [constant(b, f"less_{unit + self.less}", pair_of_f16(-unit - self.less)) for unit in units]

@@ -50,7 +50,7 @@ class E4m3(WeightFormat):
     """e4m3, scales `per` "tensor", "channel" or "block"."""
 
     per: str = "tensor"
-    integer_digits = 1
+    code_digits = 1
 
     def trailer_bytes(self, cols: int) -> int:
         return {"tensor": 16, "channel": 4 * TILE_ROWS, "block": -(-4 * self.tiles(cols) // 16) * 16}[self.per]
@@ -155,7 +155,7 @@ class E4m3(WeightFormat):
                 _as_halves(b, register, register, sign)
         return out
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         """No integers, but numbers that f16 has: sign and magnitude where it has them, 2^-8 of the value."""
         sign, shifted = convert.scratch(b, "a_sign", "b32"), convert.scratch(b, "even_bytes", "b32")
         for half in (0, 1):
@@ -163,7 +163,7 @@ class E4m3(WeightFormat):
             for odd in (0, 1):
                 _as_halves(b, out[0][2 * odd + half], word if odd else b.op("shl.b32", shifted, word, 8), sign)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         units, less = self.scales(b, words, chunk)
         for unit in units:
             b.op("mul.f32", unit, unit, 256.0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,19 @@ class Piece:
     in_trailer: bool = False
     step: int | None = None
     half: bool = False
+
+
+class ZeroPoints(NamedTuple):
+    """Codes that stand for 0, and what is left: weight = scale · (code − zero) + offset, with the zero of its columns.
+
+    `zeros`: words for `WeightFormat.codes_less_zeros`. `offsets`: two fragments like `mins_as_f16`, whose sum is
+    the offset to some 22 bits. `scales`, `units`: what products of the codes, and of the offsets, are multiplied with
+    in rows g and g + 8."""
+
+    zeros: Sequence[Reg]
+    offsets: Sequence[Sequence[Reg]]
+    scales: Sequence[Reg]
+    units: Sequence[Reg]
 
 
 @dataclass(frozen=True)
@@ -249,37 +262,48 @@ class WeightFormat(ABC):
         `offset_fragment`, () where there are no mins."""
         raise NotImplementedError(self.name)
 
-    # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.integers` -----------------------
+    # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.codes` -----------------------
 
     # f16 numbers that add up to a code times its integer scale, or to a code where that has none; 0: unknown
-    integer_digits: ClassVar[int] = 0
+    code_digits: ClassVar[int] = 0
     has_mins: ClassVar[bool] = False  # whether every 32 columns have an integer that is subtracted
 
     @property
-    def integer_pieces(self) -> tuple[Piece, ...]:
+    def code_pieces(self) -> tuple[Piece, ...]:
         """What a lane reads of a tile."""
         return self.pieces
 
     @property
-    def integer_chunks(self) -> int:
-        """Chunks whose products of `integers` have one unit."""
+    def code_chunks(self) -> int:
+        """Chunks whose products of `codes_as_f16` have one unit."""
         return self.chunks if self.span else self.scale_chunks
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         """The codes of a chunk, times their integer scales where they have such, as A fragments of `mma.m16n8k16` in
-        f16, whose sum they are; with fewer than `integer_digits` rounded. Columns 2t and 2t + 1 are columns 4t and
+        f16, whose sum they are; with fewer than `code_digits` rounded. Columns 2t and 2t + 1 are columns 4t and
         4t + 2 of the chunk, 2t + 8 and 2t + 9 those after them; called in order."""
         raise NotImplementedError(self.name)
 
-    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         """The mins as such a fragment, whose columns 2t and 2t + 1 are those of 32 columns t and 4 + t, as columns
         2t + 8 and 2t + 9 are."""
         raise NotImplementedError(self.name)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        """What products of `integers` of the `integer_chunks` from a chunk on are multiplied with in rows g and g + 8,
-        and those of `min_integers`, () where there are no mins."""
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """What products of `codes_as_f16` of the `code_chunks` from a chunk on are multiplied with in rows g and g + 8,
+        and those of `mins_as_f16`, () where there are no mins."""
         return self.scales(b, words, chunk)
+
+    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
+        """The zero points of a tile, of formats with mins; `name`: of the registers of offsets, scales and units, which
+        hold until its products are done."""
+        raise NotImplementedError(self.name)
+
+    def codes_less_zeros(
+        self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
+    ) -> None:
+        """`codes_as_f16` of codes less their zero points."""
+        raise NotImplementedError(self.name)
 
 
 class ByteCodes(WeightFormat):

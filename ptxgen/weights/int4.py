@@ -131,9 +131,9 @@ class Int4(WeightFormat):
             halves_to_f32(b, upper, lower, words[self.chunks + chunk // per_group])
         return (upper, lower), ()
 
-    integer_digits = 1
+    code_digits = 1
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         less, per_group = convert.scratch_array(b, "less_zero", "b32", 2).regs, self.block_cols // 16
         if chunk % per_group == 0:  # −1024 − zero, twice
             for half, register in enumerate(less):

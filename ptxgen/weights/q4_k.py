@@ -14,20 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.idioms import convert
+from ptxgen.weights import sub_blocks
 from ptxgen.weights.bits import (
     NIBBLE_UNITS,
-    byte_to_f16,
-    bytes_to_bf16,
-    bytes_to_f16,
-    bytes_to_f32,
-    constant,
-    halves_to_f32,
     low_nibbles,
     nibble_fragment,
-    pair,
-    pair_of_bf16,
-    pair_of_f16,
 )
 from ptxgen.weights.blocks import (
     field,
@@ -40,7 +31,7 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.format import ByteCodes, Piece, Source, ZeroPoints
 from ptxgen.weights.order import cut, from_rows, join, to_rows
 
 if TYPE_CHECKING:
@@ -50,8 +41,6 @@ if TYPE_CHECKING:
 BLOCK = 256
 BLOCK_BYTES = 144
 SUB = 32
-INTEGER_UNITS = (2.0**20, 2.0**16)  # of rows g and g + 8 in `nibble_integers`: 2^-24 times 16, and times 256
-_ORDER = (0, 2, 1, 3)  # of the mins' lower bits: where byte j's nibble stands
 
 
 def codes_of(both: np.ndarray) -> np.ndarray:
@@ -67,11 +56,14 @@ def bytes_of(codes: np.ndarray) -> np.ndarray:
 
 
 def pack_mins(scales: np.ndarray, mins: np.ndarray, blocks: np.ndarray) -> list[np.ndarray]:
-    """The three fields after the codes. scales, mins `[rows, blocks, 8]`, blocks f16 `[rows, blocks, 2]`."""
+    """The three fields after the codes. scales, mins `[rows, blocks, 8]`, blocks f16 `[rows, blocks, 2]`, of which one
+    that is multiplied with zeros alone becomes 0: `sub_block_zeros` takes its unit from the larger one."""
+    unused = ~np.stack([scales.any(2), mins.any(2)], 2) & np.isfinite(blocks)
+    blocks = np.where(unused, np.float16(0), blocks)
     tiled = [to_rows(each, 1)[:, :, :, :, 0] for each in (scales, mins, blocks)]  # [record, tile, g, half, …]
     by_lane = [np.moveaxis(each.reshape(*each.shape[:4], 2, 4), 5, 3) for each in tiled[:2]]  # [… g, t, half, upper]
     scale, low = (each.reshape(*each.shape[:4], 4) for each in by_lane)
-    nibbles = sum((low[..., j] & 15).astype(np.uint16) << 4 * place for j, place in enumerate(_ORDER))
+    nibbles = sum((low[..., j] & 15).astype(np.uint16) << 4 * place for j, place in enumerate(sub_blocks.MIN_ORDER))
     return [scale | (low >> 4 << 6), np.asarray(nibbles, np.uint16), tiled[2]]
 
 
@@ -79,7 +71,7 @@ def unpack_mins(tiles: np.ndarray, offset: int, rows: int, count: int) -> tuple[
     """The inverse of `pack_mins`, from tiles with the three fields at `offset`."""
     both = cut(tiles, offset, np.uint8, 8, 4, 4)
     nibbles = cut(tiles, offset + 128, np.uint16, 8, 4)
-    low = np.stack([(nibbles >> 4 * place & 15).astype(np.uint8) for place in _ORDER], -1)
+    low = np.stack([(nibbles >> 4 * place & 15).astype(np.uint8) for place in sub_blocks.MIN_ORDER], -1)
     by_lane = [both & 63, low | (both >> 6 << 4)]
     tiled = [np.moveaxis(each.reshape(*each.shape[:4], 2, 2), 3, 5) for each in by_lane]
     out = [each.reshape(*each.shape[:4], 1, 8) for each in tiled]
@@ -131,7 +123,7 @@ OWN_MINS = (Piece(2048, 4, "lane", 1), Piece(2176, 2, "lane", 1, half=True))  # 
 class Q4K(ByteCodes):
     """Codes of 4 bits; for 32 columns a scale and a min of 6 bits, for 256 two f16."""
 
-    integer_digits, has_mins = 1, True
+    code_digits, has_mins = 1, True
 
     span = SUB
 
@@ -171,24 +163,32 @@ class Q4K(ByteCodes):
         return low_nibbles(b, words[chunk], half)
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return sub_block_scales(b, words[16:], chunk)
+        return sub_blocks.sub_block_scales(b, words[16:], chunk)
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:4], *MINS_OF_A_LANE)
 
     @property
-    def integer_pieces(self) -> tuple[Piece, ...]:
+    def code_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces, *OWN_MINS)
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        nibble_integers(b, words[chunk], words[16:20], chunk, out[0])
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        sub_blocks.nibble_integers(b, words[chunk], words[16:20], chunk, out[0])
 
-    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return sub_block_mins(b, *words[24:])
+    def codes_less_zeros(
+        self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
+    ) -> None:
+        sub_blocks.nibble_integers(b, words[chunk], words[16:20], chunk, out[0], zeros)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return block_factors(b, words[22:24], INTEGER_UNITS)
+    def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return sub_blocks.sub_block_mins(b, *words[24:])
+
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return sub_blocks.block_factors(b, words[22:24], sub_blocks.INTEGER_UNITS)
+
+    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
+        return sub_blocks.sub_block_zeros(b, words[22:24], words[24], words[25], name, 15, sub_blocks.INTEGER_UNITS)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -197,214 +197,26 @@ class Q4K(ByteCodes):
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
-        add_sub_blocks(b, words[16:], sums, x_sums, totals, odd, NIBBLE_UNITS)
+        sub_blocks.add_sub_blocks(b, words[16:], sums, x_sums, totals, odd, NIBBLE_UNITS)
 
     @property
     def span_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:4], *SPAN_PIECES)
 
     def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        return sub_block_factors(b, words[16:], chunk)
+        return sub_blocks.sub_block_factors(b, words[16:], chunk)
 
     def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return min_fragment(b, words[20:24])
+        return sub_blocks.min_fragment(b, words[20:24])
 
     def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return block_factors(b, words[24:], NIBBLE_UNITS)
+        return sub_blocks.block_factors(b, words[24:], NIBBLE_UNITS)
 
     def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        return sub_block_floats(b, words[16:], chunk)
+        return sub_blocks.sub_block_floats(b, words[16:], chunk)
 
     def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return block_factors(b, words[24:], (1.0, 1.0))
-
-
-def sub_block_factors(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-    """`span_factors` by the words of `SPAN_PIECES`."""
-    scales = _scale_bytes(b, words, chunk)
-    upper, t = divmod(chunk // 2, 4)
-    out = convert.scratch_array(b, "scale_code", "b32", 2).regs
-    for half, register in enumerate(out):
-        b.op("prmt.b32", register, scales[t], 0, 0x4440 | 2 * half + upper)
-    return out
-
-
-def sub_block_floats(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-    """`span_scales` by the words of `SPAN_PIECES`."""
-    scales, out = _scale_bytes(b, words, chunk), pair(b, "span_scale")
-    upper, t = divmod(chunk // 2, 4)
-    for half, register in enumerate(out):
-        bytes_to_f32(b, (register,), scales[t], first=2 * half + upper)
-    return out
-
-
-def _scale_bytes(b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-    """All scales of a lane's rows, which are taken apart from the mins' bits at chunk 0."""
-    scales = convert.scratch_array(b, "scale_bytes", "b32", 4)
-    if chunk == 0:
-        for word, own in zip(words, scales, strict=False):
-            b.op("and.b32", own, word, 0x3F3F3F3F)
-    return scales.regs
-
-
-def block_factors(b: Builder, words: Sequence[Reg], units: Sequence[float]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-    """d in the units of codes, and dmin as it is subtracted, of rows g and g + 8."""
-    scales, mins = pair(b, "block_scale"), pair(b, "block_min")
-    for scale, less, word, unit in zip(scales, mins, words, units, strict=True):
-        halves_to_f32(b, scale, less, word)
-        b.op("neg.f32", less, less)
-        if unit != 1:
-            b.op("mul.f32", scale, scale, unit)
-    return scales, mins
-
-
-def min_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-    """`offset_fragment` of the words of `SPAN_PIECES` after the scales."""
-    out = convert.scratch_array(b, "min_pair", "b32", 4).regs
-    for i, (upper, lower) in enumerate(zip(words[:2], words[2:], strict=True)):
-        mins = _own_min_bytes(b, upper, lower)
-        bytes_to_bf16(b, out[2 * i : 2 * i + 2], mins, constant(b, "less_128", pair_of_bf16(-128)))
-    return out
-
-
-def sub_block_integers(
-    b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg]
-) -> None:  # fmt: skip
-    """`integers` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly."""
-    factors, less = (convert.scratch_array(b, f"integer_{name}", "b32", 2) for name in ("scale", "less"))
-    masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
-    if chunk == 0:
-        for word, own in zip(scales, masked, strict=True):
-            b.op("and.b32", own, word, 0x3F3F3F3F)
-    if chunk % 2 == 0:
-        upper, t = divmod(chunk // 2, 4)
-        minus = constant(b, "minus_1024", pair_of_f16(-1024))
-        for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
-            byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
-            b.op("mul.rn.f16x2", offset, factor, minus)
-    for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
-        bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half), apart=True)
-        for register in out[half::2]:
-            b.op("fma.rn.f16x2", register, register, factor, offset)
-
-
-def nibble_integers(b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg]) -> None:
-    """`integers` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
-    of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly."""
-    masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
-    factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
-    if chunk == 0:
-        for each, own in zip(scales, masked, strict=True):
-            b.op("and.b32", own, each, 0x3F3F3F3F)
-    if chunk % 2 == 0:
-        upper, t = divmod(chunk // 2, 4)
-        both = convert.scratch(b, "integer_scales", "b32")
-        pair_of_rows = tuple(convert.scratch(b, f"integer_scale_{name}", "b16") for name in ("lower", "upper"))
-        b.op("prmt.b32", both, masked[t], 0x74747474, 0x4240 | 0x0101 * upper)
-        b.op("add.rn.f16x2", both, both, constant(b, "minus_16384", pair_of_f16(-16384)))
-        b.op("mov.b32", pair_of_rows, both)
-        for factor, scale in zip(factors, pair_of_rows, strict=True):
-            b.op("mov.b32", factor, (scale, scale))
-    shifted = convert.scratch(b, "odd_nibbles", "b32")
-    for odd in (0, 1):
-        if odd:
-            word = b.op("shr.u32", shifted, word, 8)
-        for half, (factor, mask) in enumerate(zip(factors, (0x000F000F, 0x00F000F0), strict=True)):
-            register = out[2 * odd + half]
-            b.op("and.b32", register, word, mask)
-            b.op("mul.rn.f16x2", register, register, factor)
-
-
-def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
-    """`min_integers` by the words of `OWN_MINS`."""
-    mins = _own_min_bytes(b, upper, lower)
-    out = convert.scratch_array(b, "min_half", "b32", 2).regs
-    bytes_to_f16(b, out, mins)
-    for register in out:
-        b.op("add.rn.f16x2", register, register, constant(b, "minus_1024", pair_of_f16(-1024)))
-    return (*out, *out)
-
-
-def _own_min_bytes(b: Builder, upper: Reg, lower: Reg) -> Reg:
-    """The mins of a lane: rows g, blocks t and 4 + t, and rows g + 8."""
-    mins, bits = convert.scratch(b, "min_bytes", "b32"), convert.scratch(b, "min_bits", "b32")
-    return _join_mins(b, mins, bits, upper, lower)
-
-
-def _join_mins(b: Builder, mins: Reg, bits: Reg, upper: Reg, lower: Reg) -> Reg:
-    """Mins of their upper two bits, of bytes with scales, and their lower four."""
-    b.op("shr.u32", mins, upper, 2)
-    b.op("and.b32", mins, mins, 0x30303030)
-    b.op("and.b32", bits, lower, 0x0F0F)
-    b.op("or.b32", mins, mins, bits)
-    b.op("and.b32", bits, lower, 0xF0F0)
-    b.op("shl.b32", bits, bits, 12)
-    b.op("or.b32", mins, mins, bits)
-    return mins
-
-
-def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-    """Factors and negated offsets of a chunk, of the words after the codes: 4 of scales, 2 of mins, 2 of d, dmin."""
-    factors, less = pair(b, "scale"), pair(b, "offset")
-    block_scale, block_min = pair(b, "block_scale"), pair(b, "block_min")
-    if chunk == 0:
-        for half in (0, 1):
-            halves_to_f32(b, block_scale[half], block_min[half], words[6 + half])
-            b.op("neg.f32", block_min[half], block_min[half])
-    sub = chunk // 2
-    if chunk % 2 == 0:
-        t, upper = sub % 4, sub // 4
-        field_bits, high = convert.scratch(b, "scale_field", "b32"), convert.scratch(b, "min_field", "b32")
-        for half in (0, 1):
-            j = 2 * half + upper
-            b.op("bfe.u32", field_bits, words[t], 8 * j, 6)
-            _small_to_f32(b, factors[half], field_bits)
-            b.op("mul.f32", factors[half], factors[half], block_scale[half])
-            b.op("bfe.u32", high, words[t], 8 * j + 6, 2)
-            b.op("bfe.u32", field_bits, words[4 + t // 2], 16 * (t % 2) + 4 * _ORDER[j], 4)
-            b.op("bfi.b32", field_bits, high, field_bits, 4, 2)
-            _small_to_f32(b, less[half], field_bits)
-            b.op("mul.f32", less[half], less[half], block_min[half])
-    return factors, less
-
-
-def add_sub_blocks(
-    b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg], totals: Sequence[Reg],
-    is_odd: Reg | None, units: Sequence[float],
-) -> None:  # fmt: skip
-    """`add_blocks` by the words of `MINS_OF_A_LANE`: byte 2 half + i div 2 of the word for even or odd blocks i."""
-    even, odd, low, *blocks = words
-    scale_bytes, min_bytes, bits = (
-        convert.scratch(b, name, "b32") for name in ("scale_bytes", "min_bytes", "min_bits")
-    )
-    assert is_odd is not None  # as its pieces are by "own"
-    scales, mins = convert.scratch_array(b, "sub_scale", "f32", 8), convert.scratch_array(b, "sub_min", "f32", 4)
-    for i, word in enumerate((even, odd)):
-        b.op("and.b32", scale_bytes, word, 0x3F3F3F3F)
-        bytes_to_f32(b, scales[4 * i : 4 * i + 4], scale_bytes)
-    picks = convert.scratch(b, "picks_odd", "pred")
-    b.op("setp.ne.u32", picks, is_odd, 0)
-    b.op("selp.b32", min_bytes, odd, even, picks)
-    bytes_to_f32(b, mins.regs, _join_mins(b, min_bytes, bits, min_bytes, low))
-    for half, (block, unit, total) in enumerate(zip(blocks, units, totals, strict=True)):
-        factor, less = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less"))
-        halves_to_f32(b, factor, less, block)
-        b.op("mul.f32", factor, factor, unit)
-        value, offset = sums[0][half], mins[2 * half]
-        b.op("mul.f32", value, value, scales[2 * half])
-        for i in range(1, 4):
-            b.op("fma.rn.f32", value, sums[i][half], scales[4 * (i % 2) + 2 * half + i // 2], value)
-        b.op("mul.f32", offset, offset, x_sums[0])
-        b.op("fma.rn.f32", offset, mins[2 * half + 1], x_sums[1], offset)
-        b.op("fma.rn.f32", total, value, factor, total)
-        b.op("fma.rn.f32", total, offset, less, total)
-
-
-def _small_to_f32(b: Builder, out: Reg, word: Reg) -> None:
-    """An unsigned integer below 2²³, exactly."""
-    b.op("or.b32", word, word, 0x4B000000)
-    b.op("mov.b32", out, word)
-    b.op("sub.f32", out, out, 8388608.0)
+        return sub_blocks.block_factors(b, words[24:], (1.0, 1.0))
 
 
 def formats(kind: type[ByteCodes], name: str, codes: int) -> tuple[ByteCodes]:

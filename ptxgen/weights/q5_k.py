@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.weights import q4_k
+from ptxgen.weights import q4_k, sub_blocks
 from ptxgen.weights.bits import add_fifth, low_nibbles
 from ptxgen.weights.blocks import (
     field,
@@ -27,7 +27,7 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Piece, Source
+from ptxgen.weights.format import ByteCodes, Piece, Source, ZeroPoints
 from ptxgen.weights.order import join
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 class Q5K(ByteCodes):
     """Q4_K with codes of 5 bits."""
 
-    integer_digits, has_mins = 1, True
+    code_digits, has_mins = 1, True
     byte_type = "u8"
     span = q4_k.SUB
     x_sum_factor = -1.0
@@ -89,46 +89,54 @@ class Q5K(ByteCodes):
         return code
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return q4_k.sub_block_scales(b, words[20:], chunk)
+        return sub_blocks.sub_block_scales(b, words[20:], chunk)
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.MINS_OF_A_LANE))
 
     @property
-    def integer_pieces(self) -> tuple[Piece, ...]:
+    def code_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces, *(replace(piece, offset=piece.offset + 512) for piece in q4_k.OWN_MINS))
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        q4_k.sub_block_integers(b, self, words, words[20:24], chunk, out[0])
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        sub_blocks.sub_block_integers(b, self, words, words[20:24], chunk, out[0])
 
-    def min_integers(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return q4_k.sub_block_mins(b, *words[28:])
+    def codes_less_zeros(
+        self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
+    ) -> None:
+        sub_blocks.sub_block_integers(b, self, words, words[20:24], chunk, out[0], zeros)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return q4_k.block_factors(b, words[26:28], (1.0, 1.0))
+    def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return sub_blocks.sub_block_mins(b, *words[28:])
+
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return sub_blocks.block_factors(b, words[26:28], (1.0, 1.0))
+
+    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
+        return sub_blocks.sub_block_zeros(b, words[26:28], words[28], words[29], name, 31, (1.0, 1.0))
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
-        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, odd, (1.0, 1.0))
+        sub_blocks.add_sub_blocks(b, words[20:], sums, x_sums, totals, odd, (1.0, 1.0))
 
     @property
     def span_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.SPAN_PIECES))
 
     def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        return q4_k.sub_block_factors(b, words[20:], chunk)
+        return sub_blocks.sub_block_factors(b, words[20:], chunk)
 
     def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return q4_k.min_fragment(b, words[24:28])
+        return sub_blocks.min_fragment(b, words[24:28])
 
     def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return q4_k.block_factors(b, words[28:], (1.0, 1.0))
+        return sub_blocks.block_factors(b, words[28:], (1.0, 1.0))
 
     def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        return q4_k.sub_block_floats(b, words[20:], chunk)
+        return sub_blocks.sub_block_floats(b, words[20:], chunk)
 
     def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return self.tile_factors(b, words)

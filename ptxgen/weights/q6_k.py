@@ -46,7 +46,7 @@ _SHIFTS = np.array([[4, 6], [0, 2]], np.uint8).reshape(2, 1, 1, 2, 1)
 class Q6K(ByteCodes):
     """Codes of 6 bits less 32; for 16 columns a scale of a signed byte, for 256 an f16."""
 
-    integer_digits = 2
+    code_digits = 2
     less = 32
     byte_type = "u8"
     span = SUB
@@ -123,7 +123,7 @@ class Q6K(ByteCodes):
             b.op("mul.f32", factor, factor, whole)
         return factors, ()
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         """A product of 12 bits, and what rounding it to 11 left."""
         q, t = chunk // 4, chunk % 4
         factors = convert.scratch_array(b, "integer_scale", "b32", 2)
@@ -141,7 +141,7 @@ class Q6K(ByteCodes):
                     b.op("neg.f16x2", minus, rounded)
                     b.op("fma.rn.f16x2", out[1][2 * i + half], register, factor, minus)
 
-    def integer_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
         scales = pair(b, "block_scale")
         halves_to_f32(b, *scales, words[32])
         return scales, ()
@@ -207,7 +207,7 @@ class Q6K(ByteCodes):
         return out
 
     def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return self.integer_units(b, words)
+        return self.code_units(b, words)
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

@@ -37,7 +37,7 @@ BLOCK_BYTES = 34
 class Q8_0(WeightFormat):
     """Signed bytes, an f16 scale for 32 columns."""
 
-    byte_type, integer_digits = "s8", 1
+    byte_type, code_digits = "s8", 1
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -88,7 +88,7 @@ class Q8_0(WeightFormat):
             halves_to_f32(b, upper, lower, words[2 * self.chunks + chunk // 2])
         return (upper, lower), ()
 
-    def integers(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+    def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         signed_to_f16(b, out[0], words[2 * chunk : 2 * chunk + 2])
 
     @property

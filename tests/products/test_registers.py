@@ -15,7 +15,7 @@ from ptxgen.kernels import PackedGemm
 from ptxgen.products.wgmma import tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.rules import FORMATS
-from ptxgen.products.wgmma.scale_rules import INTEGERS
+from ptxgen.products.wgmma.scale_rules import BY_ROW
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support import sweep
@@ -42,7 +42,7 @@ def fields_of(rng: random.Random) -> dict[str, Any]:
     if weights.startswith("e4m3") and rng.random() < 0.8:
         name = "row_scales" if weights == "e4m3_block" else "promoted"
         fields |= {"x_dtype": "e4m3", "precision": "fast", name: rng.random() < 0.5}
-    elif weights in INTEGERS and rng.random() < 0.4:
+    elif weights in BY_ROW and rng.random() < 0.4:
         fields |= {"x_dtype": "f16", "by_row": True}
     what = rng.choice(("plain", "gated", "gated", "activated", "activated", "added"))
     if what in ("gated", "activated"):

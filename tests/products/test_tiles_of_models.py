@@ -14,7 +14,7 @@ from tests.support.marks import needs_assembler
 
 GATED = {"gated": True, "activation": "silu", "programmatic": True}
 BYTES = {"x_dtype": "e4m3"}
-INTEGERS = {"x_dtype": "f16", "by_row": True}
+BY_ROW = {"x_dtype": "f16", "by_row": True}
 CODES = ("int4_g128", "int4_g32", "q4_0", "q8_0", "e4m3_channel", "e4m3_block")
 # weights, precision, outputs and inputs, rows, more: gate and up of models of 1 to 70 billion weights, and others
 CASES: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
@@ -32,12 +32,12 @@ CASES: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
     *(("bf16", "fast", n, k, 32, {"programmatic": True}) for n, k in ((2048, 8192), (5120, 13824), (28672, 4096))),
     *(("bf16", "exact", n, k, 32, {"programmatic": True}) for n, k in ((2048, 8192), (5120, 13824), (17920, 1536))),
     *(("e4m3_channel", "fast", n, k, 32, {**BYTES, "programmatic": True}) for n, k in ((5120, 13824), (6144, 4096))),
-    *(("q4_k", "fast", 6144, 2048, rows, {**GATED, **INTEGERS}) for rows in (16, 32)),
-    ("q4_k", "exact", 14336, 4096, 32, {**GATED, **INTEGERS}),
-    ("q6_k", "exact", 4096, 14336, 32, INTEGERS),
-    *((name, "exact", 14336, 4096, rows, {**GATED, **INTEGERS}) for name in CODES for rows in (16, 32)),
+    *(("q4_k", "fast", 6144, 2048, rows, {**GATED, **BY_ROW}) for rows in (16, 32)),
+    ("q4_k", "exact", 14336, 4096, 32, {**GATED, **BY_ROW}),
+    ("q6_k", "exact", 4096, 14336, 32, BY_ROW),
+    *((name, "exact", 14336, 4096, rows, {**GATED, **BY_ROW}) for name in CODES for rows in (16, 32)),
     *(
-        (name, "exact", 4096, 14336, rows, {**INTEGERS, "programmatic": True, "residual": True})
+        (name, "exact", 4096, 14336, rows, {**BY_ROW, "programmatic": True, "residual": True})
         for name in (*CODES, "q5_0")
         for rows in (32, 64)
     ),

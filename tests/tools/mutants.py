@@ -53,7 +53,7 @@ TESTS = {
     "ptxgen/models/packing.py": ("tests/models/test_packing.py",),
     "ptxgen/models/tiled.py": ("tests/runtime/model/test_tiled_sequences.py",),
     "ptxgen/products/wgmma/elements.py": (f"{_GOLDENS}[incremental_attention]",),
-    "ptxgen/products/wgmma/integers.py": (f"{_GOLDENS}[packed_gemm]",),
+    "ptxgen/products/wgmma/codes.py": (f"{_GOLDENS}[packed_gemm]",),
     "ptxgen/products/wgmma/norms.py": (f"{_GOLDENS}[packed_gemm]", "tests/products/test_packed_norms.py"),
     "ptxgen/products/wgmma/scaled_packing.py": (f"{_GOLDENS}[pack_tokens]",),
     "ptxgen/weights/blocks_of_32.py": (
@@ -121,7 +121,7 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
     ),
     "ptxgen/models/packing.py": (("SLICE = 16 << 20", "16 → 17", _SIZE), ("SLICE = 16 << 20", "20 → 21", _SIZE)),
-    "ptxgen/products/wgmma/integers.py": (
+    "ptxgen/products/wgmma/codes.py": (
         ("shape.groups > MOST_GROUPS", "> → >=", "when a lane reads its words changes how many registers it takes"),
     ),
     "ptxgen/products/wgmma/norms.py": (

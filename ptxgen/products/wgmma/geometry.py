@@ -93,7 +93,7 @@ class Geometry:
     halves: bool  # results are 16-bit numbers that lanes store eight at a time
     streams: bool  # CTAs share out the k of all tiles
     result_buffers: int  # of a warp's results as they are, in turn
-    integers: bool  # products are those of integers
+    by_row: bool  # tokens are in units of their rows, products are those of codes
     pipelined: bool  # sums of whole blocks take turns with products: `pipelined.py`
     factored: bool  # and a warp packs the scales of tokens
     apart: bool  # sums of CTAs that share k have a place beside the ring, not where it was
@@ -227,7 +227,7 @@ class Geometry:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
         groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
-        more = self.exact or self.tight or (self.integers and groups > 2)
+        more = self.exact or self.tight or (self.by_row and groups > 2)
         return groups > 1 and (more or self.sums * groups > most)
 
     @property

@@ -72,7 +72,7 @@ class Multiplier:
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
         # codes that one bf16 number holds are scaled two at a time
         self.by_pairs = not (exact or isinstance(self.kind, Half)) and spec.x_dtype == bf16
-        self.pieces = self.kind.integer_pieces if spec.by_row else self.kind.pieces
+        self.pieces = self.kind.code_pieces if spec.by_row else self.kind.pieces
         # tensor cores round every addition towards zero: what they add up is short where it is to be exact
         self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
         type = spec.x_dtype.name

@@ -85,6 +85,16 @@ class PackedProduct(Weighted):
         draws=lambda drawn: (False, drawn.get("weights") in ("q4_k", "q5_k", "q6_k", "q8_0", "int4_g128", "e4m3")),
         doc="f16: x is in units of its rows, products are those of codes",
     )
+    zero_points: bool = field(
+        default=False,
+        later=True,
+        draws=lambda drawn: (
+            False,
+            drawn.get("by_row", False) and drawn["precision"] == "exact" and drawn["weights"] in ("q4_k", "q5_k"),
+        ),
+        silent="it rounds less",
+        doc="by_row, exact, weights with mins: the code for 0 is subtracted from codes",
+    )
     promoted: bool = field(
         default=False,
         later=True,

@@ -94,7 +94,7 @@ def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fact
     if shared and (tall or _alone_with_two(shape, tokens)):
         promoted = UNIFORM_SHARED
     if spec.by_row:
-        more = spec.kind.has_mins or min(spec.digits, spec.kind.integer_digits) > 1  # sums, or fragments
+        more = spec.kind.has_mins or min(spec.digits, spec.kind.code_digits) > 1  # sums, or fragments
         more |= spec.digits > 1 and tokens > FEW_TOKENS  # else some texts of two blocks of rows spill
         promoted = tokens * (spec.digits + more), 1, 2
     return promoted

@@ -13,7 +13,7 @@ from ptxgen.weights.e4m3 import E4m3
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
-INTEGERS = tuple(name for name, kind in weight_formats().items() if kind.integer_digits)
+BY_ROW = tuple(name for name, kind in weight_formats().items() if kind.code_digits)
 
 
 def rules_of_scales(spec: PackedProduct) -> Iterator[str]:
@@ -28,11 +28,11 @@ def rules_of_scales(spec: PackedProduct) -> Iterator[str]:
         yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
 
 
-def rules_of_integers(spec: PackedProduct) -> Iterator[str]:
+def rules_by_row(spec: PackedProduct) -> Iterator[str]:
     """Of products of f16 in units of rows."""
     known = weight_formats().get(spec.weights)
-    if known is None or not known.integer_digits:
-        yield f"by_row: is for {', '.join(INTEGERS)} (got weights={spec.weights!r}; nearest: by_row=False)"
+    if known is None or not known.code_digits:
+        yield f"by_row: is for {', '.join(BY_ROW)} (got weights={spec.weights!r}; nearest: by_row=False)"
     if spec.x_dtype != f16:
         yield f"by_row: is for f16 (got x_dtype={spec.x_dtype.name}; nearest: x_dtype=f16)"
     if spec.tokens > MOST_ROWS_FIRST:
@@ -42,6 +42,10 @@ def rules_of_integers(spec: PackedProduct) -> Iterator[str]:
         yield f"tile_rows: 192 with by_row is for at most {most} tokens (got {spec.tokens}; nearest: tokens={most})"
     if spec.packed_out:
         yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
+    if spec.zero_points and known is not None and not known.has_mins:
+        yield f"zero_points: is for codes with mins (got weights={spec.weights!r}; nearest: zero_points=False)"
+    if spec.zero_points and spec.precision != "exact":
+        yield "zero_points: is for exact products (got zero_points=True, precision='fast'; nearest: zero_points=False)"
 
 
 def rules_without_scales(spec: PackedProduct) -> Iterator[str]:

@@ -36,7 +36,7 @@ MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # matrices of MANY_ROWS and more h
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
 # of products of integers by at most 32 tokens: precision, matrices, whether there are mins, rows from and to, columns
 # from: rows of a CTA, CTAs that share k, whether they share it out evenly
-INTEGER_TILES = (
+SPAN_TILES = (
     ("exact", 1, True, 4097, 6144, 4096, 64, 1, True),
     ("exact", 1, True, 4096, 4096, 8192, 64, 2, False),
     ("exact", 1, False, 4096, 4096, 8192, 128, 1, True),
@@ -161,15 +161,15 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, spec.slices, spec.last_tiles)
 
 
-def of_integers(spec: PackedProduct) -> dict[str, Any]:
+def tile_by_row(spec: PackedProduct) -> dict[str, Any]:
     """The tile of a product of integers, as fields, where one was measured to be the fastest."""
     rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
-    tiles = _tiles_of_integers(spec, rows) if spec.kind.span else _tiles_of_codes(spec, rows)
+    tiles = _tiles_of_spans(spec, rows) if spec.kind.span else _tiles_of_codes(spec, rows)
     return dict(zip(("tile_rows", "split", "stream"), next(tiles, ()), strict=False))
 
 
-def _tiles_of_integers(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
-    for precision, parts, mins, least, most, columns, *found in INTEGER_TILES:
+def _tiles_of_spans(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
+    for precision, parts, mins, least, most, columns, *found in SPAN_TILES:
         same = (precision, parts, mins) == (spec.precision, spec.parts, spec.kind.has_mins)
         if spec.tokens <= FEW_TOKENS and same and least <= rows <= most and spec.k >= columns:
             yield found[0], found[1], bool(found[2])
@@ -190,12 +190,12 @@ def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
     if exact and (groups > MOST_GROUPS or crowded):
         return 1
     most = 2 if (exact and groups == 1) or _held(spec, tokens, blocks) > MOST_HELD else 4
-    return min(most, spec.kind.integer_chunks)
+    return min(most, spec.kind.code_chunks)
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
     """Registers of words of weights and of sums, of a product of integers."""
-    words = sum(piece.words for piece in spec.kind.integer_pieces)
+    words = sum(piece.words for piece in spec.kind.code_pieces)
     return words + tokens * (blocks + spec.digits + spec.kind.has_mins) // 2
 
 

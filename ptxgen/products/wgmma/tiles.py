@@ -17,7 +17,7 @@ from ptxgen.errors import SpecError
 from ptxgen.products.wgmma import few_tiles, last_turn
 from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, of_integers
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, tile_by_row
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -151,7 +151,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
 
 def _tabled(spec: P, fields: dict[str, Any]) -> P:
     """A spec with the tile that the table has, where none of the tile's fields is given and it is legal."""
-    tile = of_integers(spec)
+    tile = tile_by_row(spec)
     if tile.keys() & fields.keys():
         return spec
     try:

@@ -66,9 +66,12 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     ("slots", "mode", "format"),
     [
         (9, "check", "int4_g128"), (16, "random", "q8_0"), (17, "check", "e4m3_channel"), (31, "check", "q4_0"),
-        (32, "random", "e4m3_block"), (33, "random", "int4_g64"), (12, "random", "q5_0"),
+        (32, "random", "e4m3_block"), (33, "random", "int4_g64"), (12, "random", "q5_0"), (32, "check", "q5_k"),
+        (33, "check", "q4_k"),
         *(pytest.param(slots, "cuda", name, marks=pytest.mark.gpu)
           for slots in (9, 16, 17, 31, 32, 33) for name in ("int4_g128", "int4_g32", "q4_0", "q8_0", "e4m3_block")),
+        *(pytest.param(slots, "cuda", name, marks=pytest.mark.gpu)
+          for slots in (32, 33, 64) for name in ("q4_k", "q5_k", "q6_k")),
     ],
 )  # fmt: skip
 def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: str) -> None:
@@ -80,6 +83,7 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
     batch.cache.zero()
     ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
     assert [op.spec.by_row for op in ops] == [True] * 4
+    assert {op.spec.zero_points for op in ops} == {slots > 32 and format in ("q4_k", "q5_k")}
     has_models_tokens(batch, file, slots, 3, "exact")
 
 
@@ -96,7 +100,14 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
         ("batch", 12, ("q6_k", "q5_0"), {}, True),
         ("batch", 12, ("q6_k", "q6_k"), {}, False),
         ("batch", 32, ("q4_k", "q8_0"), {}, True),
-        ("batch", 33, ("q4_k", "q8_0"), {}, False),
+        ("batch", 64, ("q4_k", "q8_0"), {}, True),
+        ("batch", 65, ("q4_k", "q8_0"), {}, False),
+        ("batch", 64, ("q5_k", "q6_k"), {}, True),
+        ("prefill", 512, ("q4_k", "q6_k"), {}, True),
+        ("prefill", 513, ("q4_k", "q6_k"), {}, False),
+        ("prefill", 512, ("q4_k", "int4_g128"), {}, True),
+        ("prefill", 65, ("q4_k", "int4_g64"), {}, False),
+        ("prefill", 33, ("q4_k", "q6_k"), {"precision": "fast"}, False),
         ("prefill", 512, ("int4_g128", "int4_g128"), {}, True),
         ("prefill", 512, ("int4_g64", "int4_g64"), {}, False),
     ],
@@ -108,19 +119,21 @@ def test_which_rows_are_in_units_of_their_own(
     spec = small_spec("llama", **WIDE, max_position_embeddings=1024)
     given = {"precision": "exact", "batch_invariant": False} | options
     made = products.Products(model=spec, step=step, rows=rows, target="sm_90a", formats={}, programmatic=True, **given)
-    assert made.integers(formats, 256) == takes
+    assert made.in_units(formats, 256) == takes
 
 
+@pytest.mark.parametrize(("format", "rows"), [("int4_g128", 128), ("q4_k", 128), ("q5_k", 64)])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_prompt_of_many_exact_rows(name: str) -> None:
-    """Groups of 128 go so in chunks of prompts, in several tiles of tokens."""
+def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
+    """In chunks of prompts, in several tiles of tokens; codes with mins are less their zero points."""
     spec = small_spec("llama", **WIDE, max_position_embeddings=160)
-    file = ArrayFile(spec, random_weights(spec), "int4_g128")
-    model = Model(file, open_device(name), "f32", chunk=128)
-    prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, 128).tolist()
-    ops = [op.spec for op in model.program("prefill", 128).ops if op.spec.kernel_name == "packed_gemm"]
+    file = ArrayFile(spec, random_weights(spec), format, {"layers.1.down_proj": "q6_k"} if format == "q4_k" else {})
+    model = Model(file, open_device(name), "f32", chunk=rows)
+    prompt = np.random.default_rng(0).integers(0, spec.shape.vocab, rows - 31).tolist()
+    ops = [op.spec for op in model.program("prefill", rows).ops if op.spec.kernel_name == "packed_gemm"]
     assert ops
     assert all(each.by_row and each.tokens <= 64 for each in ops)
+    assert {each.zero_points for each in ops if each.weights == format} == {format != "int4_g128"}
     model.prefill(prompt)
     want = ReferenceModel(spec, file.values()).forward(prompt)[-1]
     found = model.steps.logits.numpy()[0]

@@ -2,9 +2,10 @@
 
 A block's factor is taken out of the sums of its columns (256 of K formats, else those of a scale, or of a tile where a
 scale has more), as is what the mins of K formats subtract: they are multiplied with the sums of every 32 columns of x,
-which lie beside the tokens. All digits of x are tokens of one product. What a weight's second number adds, it adds with
-the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage are
-converted while the last products of a block run.
+which lie beside the tokens. With `zero_points` codes are less what stands for 0 in 32 columns, and the sums of x are
+multiplied with what that leaves. All digits of x are tokens of one product. What a weight's second number adds, it adds
+with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage
+are converted while the last products of a block run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
 from ptxgen.products.wgmma.shape import MOST_GROUPS
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
+from ptxgen.weights.format import ZeroPoints
 
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
 
@@ -52,7 +54,7 @@ class AskedFor(Sequence[Reg]):
         return self._words[index]
 
 
-class IntegerMultiplier(ScaledMultiplier):
+class CodeMultiplier(ScaledMultiplier):
     """The same fragments, for `PackedProduct.by_row`."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
@@ -61,6 +63,7 @@ class IntegerMultiplier(ScaledMultiplier):
         self.pending: Part | None = None  # whose sums are not in the totals yet
         self.scales: Sequence[Reg] = ()
         self.less: Sequence[Reg] = ()
+        self.points: ZeroPoints | None = None  # of the tile
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
@@ -70,7 +73,7 @@ class IntegerMultiplier(ScaledMultiplier):
         self.product = f"wgmma.mma_async.sync.aligned.m64n{self.together * at.tokens}{of_type}"
 
     def _digits(self) -> int:
-        return min(self.spec.digits, self.kind.integer_digits)
+        return min(self.spec.digits, self.kind.code_digits)
 
     def _part(self, part: Part, a: Sequence[Reg]) -> None:
         b, kind = self.b, self.kind
@@ -78,28 +81,40 @@ class IntegerMultiplier(ScaledMultiplier):
             self._begin_tile(part)
         for index, chunk in enumerate(part.chunks):
             b.note(f"chunk {chunk} of the tile", after=RUN)
-            kind.integers(b, self.words, chunk, self._fragments(a, index))
-        mins: Sequence[Reg] = ()
-        if self._ends(part) and self.min_sums is not None:
-            mins = kind.min_integers(b, self.words)
+            if self.points is not None:
+                kind.codes_less_zeros(b, self.words, self.points.zeros, chunk, self._fragments(a, index))
+            else:
+                kind.codes_as_f16(b, self.words, chunk, self._fragments(a, index))
+        offsets = self._offsets(part)
         if self.pending is not None:
             self._promote(self.pending)
         b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
         for index, chunk in enumerate(part.chunks):
-            fresh = chunk % kind.integer_chunks == 0
+            fresh = chunk % kind.code_chunks == 0
             self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=fresh)
-        if self.min_sums is not None and mins:
+        if self.min_sums is not None and offsets:
             self._describe_sums(part.tile)
-            b.op(self.of_tokens, self.min_sums.regs, tuple(mins), self.descriptor, 0, 1, 1, 0)
+            for index, own in enumerate(offsets):
+                b.op(self.of_tokens, self.min_sums.regs, tuple(own), self.descriptor, int(index > 0), 1, 1, 0)
         b.op("wgmma.commit_group.sync.aligned")
+
+    def _offsets(self, part: Part) -> Sequence[Sequence[Reg]]:
+        """Fragments that the sums of x are multiplied with, behind the last chunks of a unit, when registers of words
+        are free for the results."""
+        if self.min_sums is None or not self._ends(part):
+            return ()
+        return [self.kind.mins_as_f16(self.b, self.words)] if self.points is None else self.points.offsets
 
     def _begin_tile(self, part: Part) -> None:
         """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
-        if self.at.shape.groups > MOST_GROUPS:
+        points = self.spec.zero_points
+        if self.at.shape.groups > MOST_GROUPS or points or self.digits > 1:
             self.words = AskedFor(self._pieces_of(part), self._read_piece)
         else:
             self._read_words(part)
+        if points:
+            self.points = self.kind.zero_points(self.b, self.words, f"block{part.block}")
 
     def _multiply(self, fragments: Sequence[Sequence[Reg]], place: int, *, fresh: bool) -> None:
         """A chunk's products; the first ones of a unit begin its sums."""
@@ -130,13 +145,16 @@ class IntegerMultiplier(ScaledMultiplier):
 
     def _ends(self, part: Part) -> bool:
         """Whether the chunks of a unit end with the part."""
-        return (part.chunks[-1] + 1) % self.kind.integer_chunks == 0
+        return (part.chunks[-1] + 1) % self.kind.code_chunks == 0
 
     def _wait(self, part: Part) -> None:
         b = self.b
         if self._ends(part):
-            first = part.chunks[-1] + 1 - self.kind.integer_chunks
-            self.scales, self.less = self.kind.integer_units(b, self.words, first)
+            first = part.chunks[-1] + 1 - self.kind.code_chunks
+            if self.points is not None:
+                self.scales, self.less = self.points.scales, self.points.units
+            else:
+                self.scales, self.less = self.kind.code_units(b, self.words, first)
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part

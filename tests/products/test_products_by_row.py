@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,21 @@ from ptxgen.dtypes import e4m3, f16
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.products.wgmma import geometry, shape, tokens
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.scale_rules import INTEGERS
+from ptxgen.products.wgmma.scale_rules import BY_ROW
+from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
+from ptxgen.weights.blocks import join_scales
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import EXACT, WHERE, tried
 
-CODES = [name for name in INTEGERS if not weight_format(name).span]
+CODES = [name for name in BY_ROW if not weight_format(name).span]
 ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
 
 
 def product(**fields: Any) -> PackedGemm:
-    return PackedGemm(**{"weights": "q4_k", **fields}, x_dtype="f16", by_row=True)
+    return PackedGemm(**{"weights": "q4_k", "x_dtype": "f16", "by_row": True, **fields})
 
 
 # -- PackTokens --------------------------------------------------------------------------------------------------------
@@ -92,7 +95,7 @@ def test_rows_of_the_smallest_and_the_largest_numbers(value: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", BY_ROW)
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(
     "fields",
@@ -154,6 +157,118 @@ def test_every_code_is_itself(name: str) -> None:
         found = trial(product(n=n, k=k, weights=name, tokens=64), CpuDevice(), target=WHERE, rows=64, arguments=given)
         wanted = values[:, first : first + 64].T * (2.0 ** np.arange(-32, 32, dtype=np.float32))[:, None]
         assert np.array_equal(found.outputs["out"], wanted), first
+
+
+MINS = [name for name in BY_ROW if weight_format(name).has_mins]
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (60, {"tokens": 64, "split": 2, "bias": True, "programmatic": True}),
+        (70, {"tokens": 64, "tile_rows": 128, "share": 2, "residual": True}),
+        (33, {"tokens": 32, "gated": True, "activation": "silu"}),
+        (9, {"tokens": 8, "stream": True, "tile_rows": 64, "indirect": True}),
+    ],
+    ids=str,
+)
+def test_codes_less_zero_points(mode: str, name: str, rows: int, fields: dict[str, Any]) -> None:
+    tried(product(n=100, k=1024, weights=name, zero_points=True, **fields), mode, rows, EXACT)
+
+
+def packed_weight(name: str, source: dict[str, np.ndarray], n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as a product reads them, and their values."""
+    kind = weight_format(name)
+    packed = kind.pack(source, n, k).reshape(kind.records(n), -1)
+    return packed, kind.dequantise(source, n, k).astype(np.float64)
+
+
+def product_with(spec: PackedGemm, x: np.ndarray, weight: np.ndarray, where: str) -> np.ndarray:
+    packed, units, sums = tokens.pack_by_row(x, spec.tokens, 2)
+    given = {"x": packed, "x_scales": units, "x_sums": sums, "weight": weight}
+    return trial(spec, open_device(where), target=WHERE, rows=len(x), arguments=given).outputs["out"]
+
+
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Relative, 2-norm."""
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+WHERES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NEARLY_EQUAL = 1 + 0.01 * np.random.default_rng(5).standard_normal((8, 2048), np.float32)
+
+
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize("where", WHERES)
+def test_rows_that_are_nearly_equal(where: str, name: str) -> None:
+    """Their sums of codes and of mins cancel: without zero points they lose three bits and more."""
+    n, k = 32, 2048
+    source = weight_format(name).quantise(np.random.default_rng(4).standard_normal((n, k), np.float32))
+    weight, values = packed_weight(name, source, n, k)
+    wanted = NEARLY_EQUAL.astype(np.float64) @ values.T
+    found = {
+        points: distance(
+            product_with(product(n=n, k=k, weights=name, tokens=8, zero_points=points), NEARLY_EQUAL, weight, where),
+            wanted,
+        )
+        for points in (False, True)
+    }
+    assert found[True] < EXACT / 2, found
+    assert found[False] > 8 * found[True], found
+
+
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize("skew", ["one of 32", "exponential", "negative", "positive"])
+@pytest.mark.parametrize("where", WHERES)
+def test_weights_that_are_not_about_the_middle_of_their_codes(where: str, name: str, skew: str) -> None:
+    """Zero points are those of 32 columns, wherever they lie, or the nearest code."""
+    n, k = 32, 2048
+    rng = np.random.default_rng(7)
+    weights = -0.01 + 0.001 * rng.standard_normal((n, k), np.float32)
+    if skew == "one of 32":
+        weights[:, rng.integers(0, 32) :: 32] = 0.31
+    elif skew == "exponential":
+        weights = rng.standard_exponential((n, k), np.float32) - 1
+    elif skew == "positive":
+        weights = -weights
+    weight, values = packed_weight(name, weight_format(name).quantise(weights), n, k)
+    spec = product(n=n, k=k, weights=name, tokens=8, zero_points=True)
+    found = product_with(spec, NEARLY_EQUAL, weight, where)
+    # of what is added up, as that of an exponential less its mean cancels by itself
+    size = np.linalg.norm(np.abs(NEARLY_EQUAL) @ np.abs(values.T))
+    assert np.linalg.norm(found - NEARLY_EQUAL.astype(np.float64) @ values.T) / size < EXACT / 4
+
+
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize("fields", ["any", "no scales", "no mins", "neither", "one scale", "one min"])
+@pytest.mark.parametrize(
+    ("d", "dmin"),
+    [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (6e-8, 1.0), (1.0, 6e-8), (6e-8, 6e-8), (3e-5, 5e-5), (-0.01, -0.08),
+     (-0.01, 0.08), (60000.0, 0.1), (0.01, 60000.0), (65504.0, 65504.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("where", WHERES)
+def test_blocks_of_any_size(where: str, name: str, fields: str, d: float, dmin: float) -> None:
+    """Offsets are f16 numbers in a unit of their block, whatever that is, and whatever of it is multiplied with 0."""
+    n, k = 32, 256
+    rng = np.random.default_rng(6)
+    blocks = weight_format(name).quantise(rng.standard_normal((n, k), np.float32))["blocks"]
+    blocks[:] = rng.integers(0, 256, blocks.shape, np.uint8)
+    rows = blocks.reshape(n, -1)
+    rows[:, :4] = np.array([d, dmin], np.float16).view(np.uint8)
+    scales, mins = rng.integers(0, 64, (2, n, 1, 8)).astype(np.uint8)
+    for what, each in (("scale", scales), ("min", mins)):
+        if fields in (f"no {what}s", "neither"):
+            each[:] = 0
+        elif fields == f"one {what}":
+            each[..., 1:] = 0
+    rows[:, 4:16] = join_scales(scales, mins).reshape(n, 12)
+    weight, values = packed_weight(name, {"blocks": blocks}, n, k)
+    x = rng.standard_normal((8, k), np.float32)
+    found = product_with(product(n=n, k=k, weights=name, tokens=8, zero_points=True), x, weight, where)
+    wanted = x.astype(np.float64) @ values.T
+    assert not found.any() if not wanted.any() else distance(found, wanted) < EXACT
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -232,6 +347,9 @@ def test_what_is_not_finite_spoils_no_other_row(value: float) -> None:
             r"tile_rows: 192 with by_row is for at most 32 tokens \(got 64; nearest: tokens=32\)",
         ),
         ({"n": 256, "packed_out": True}, "packed_out: needs the unit of a whole row"),
+        ({"weights": "q6_k", "zero_points": True}, r"zero_points: is for codes with mins \(got weights='q6_k'"),
+        ({"precision": "fast", "zero_points": True}, "zero_points: is for exact products"),
+        ({"by_row": False, "x_dtype": "bf16", "zero_points": True}, "zero_points: is a choice of by_row"),
     ],
 )
 def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -246,7 +364,7 @@ def test_units_of_rows_are_for_f16() -> None:
         PackTokens(512, by_row=True)
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", BY_ROW)
 @pytest.mark.parametrize("count", [8, 16, 32, 64])
 @pytest.mark.parametrize("precision", ["fast", "exact"])
 @pytest.mark.parametrize("fusion", [{}, {"gated": True, "activation": "silu"}])
@@ -261,9 +379,13 @@ def test_two_stages_fit(name: str, count: int, precision: str, fusion: dict[str,
 
 
 @needs_assembler
-@pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("count", [16, 32])
-@pytest.mark.parametrize("precision", ["fast", "exact"])
+@pytest.mark.parametrize(
+    ("name", "count", "precision"),
+    [
+        *itertools.product(BY_ROW, (16, 32), ("fast", "exact")),
+        *itertools.product(("q4_k", "q5_k", "q6_k"), (64, 512), ("exact",)),
+    ],
+)
 def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> None:
     for fusion in (
         {"n": 4096, "k": 4096, "residual": True},
@@ -273,6 +395,8 @@ def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> N
         {"n": 128256, "k": 4096},
     ):
         fields = {"weights": name, "precision": precision, **fusion}
+        if count > 32:
+            fields["zero_points"] = name in MINS
         ptx = generate(PackedGemm.best(count, x_dtype=f16, by_row=True, **fields), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
 
