@@ -55,9 +55,9 @@ class Piece:
 class ZeroPoints(NamedTuple):
     """Codes that stand for 0, and what is left: weight = scale · (code − zero) + offset, with the zero of its columns.
 
-    `zeros`: words for `WeightFormat.codes_less_zeros`. `offsets`: two fragments like `mins_as_f16`, whose sum is
-    the offset to some 22 bits. `scales`, `units`: what products of the codes, and of the offsets, are multiplied with
-    in rows g and g + 8."""
+    `zeros`: words for `WeightFormat.codes_less_zeros`. `offsets`: two fragments like `mins_as_f16`, whose sum is the
+    offset, to 22 bits or 2^-33 of the larger of d and dmin. `scales`, `units`: what products of the codes, and of the
+    offsets, are multiplied by in rows g and g + 8."""
 
     zeros: Sequence[Reg]
     offsets: Sequence[Sequence[Reg]]
@@ -125,7 +125,8 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
-        """The file's own arrays again, exactly."""
+        """The file's own arrays again, exactly; of Q4_K and Q5_K a block's d whose scales are all 0, and its dmin whose
+        mins are, are 0."""
 
     @abstractmethod
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:

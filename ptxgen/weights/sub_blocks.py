@@ -170,7 +170,7 @@ def sub_block_zeros(
 
     Each lane finds those of its four sub-blocks, and the four lanes of the rows tell each other. Zeros of row g + 8
     stand where its codes do, four bits up where `units_of_codes` differ. Offsets are scale · zero − min in a power of
-    two near the larger of d and dmin, which `pack` leaves at 0 where they are multiplied with zeros alone."""
+    two below the larger of d and dmin, of which `pack` leaves 0 where it is multiplied by zeros alone."""
     mins, own_scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
     b.op("and.b32", own_scales, upper, 0x3F3F3F3F)
     factor, less, inverse = (convert.scratch(b, each, "f32") for each in ("block_factor", "block_less", "inverse_unit"))
@@ -232,13 +232,14 @@ def _exchanged(b: Builder, zeros: Sequence[Reg], up: int) -> Sequence[Reg]:
 
 
 def _unit_of(b: Builder, word: Reg, unit: Reg, inverse: Reg) -> None:
-    """The power of two below the larger of two f16 numbers (of numbers below 2^-14: 2^-15), and its inverse."""
+    """2^-8 of the power of two below the larger of two f16 numbers (of numbers below 2^-14: of 2^-15), and its inverse.
+    63 times either of the two is then below 2^15, and an f16 number, too, where it is much smaller than the other."""
     bits, other = convert.scratch(b, "unit_bits", "u32"), convert.scratch(b, "other_bits", "u32")
     b.op("and.b32", bits, word, 0x7C007C00)
     b.op("shr.u32", other, bits, 16)
     b.op("and.b32", bits, bits, 0x7C00)
     b.op("max.u32", bits, bits, other)
-    b.op("mad.lo.u32", bits, bits, 1 << 13, 127 - 15 << 23)
+    b.op("mad.lo.u32", bits, bits, 1 << 13, 127 - 15 - 8 << 23)
     b.op("mov.b32", unit, bits)
     b.op("sub.u32", bits, 2 * 127 << 23, bits)
     b.op("mov.b32", inverse, bits)

@@ -37,7 +37,7 @@ def carried(rng: random.Random, turn: int) -> Fields:
 
 def sharing_k(rng: random.Random, turn: int) -> Fields:
     """Fields of a product of few tokens whose k CTAs share: of two or three warpgroups, for numbers that add up to f32,
-    or of four, for products of integers."""
+    or of four, for tokens in units of their rows."""
     plain = {"n": rng.choice((66, 130)), "tokens": rng.choice((8, 16, 32)), "share": 1,
              "split": rng.choice((2, 2, 4)), "bias": rng.random() < 0.3, "residual": rng.random() < 0.3,
              "evict_first": rng.random() < 0.3, "programmatic": rng.random() < 0.5,

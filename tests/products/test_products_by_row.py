@@ -24,6 +24,9 @@ from tests.support.marks import needs_assembler
 from tests.support.packed_products import EXACT, WHERE, tried
 
 CODES = [name for name in BY_ROW if not weight_format(name).span]
+MINS = [name for name in BY_ROW if weight_format(name).has_mins]
+WHERES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NEARLY_EQUAL = 1 + 0.01 * np.random.default_rng(5).standard_normal((8, 2048), np.float32)
 ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
 
 
@@ -159,9 +162,6 @@ def test_every_code_is_itself(name: str) -> None:
         assert np.array_equal(found.outputs["out"], wanted), first
 
 
-MINS = [name for name in BY_ROW if weight_format(name).has_mins]
-
-
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("name", MINS)
 @pytest.mark.parametrize(
@@ -194,10 +194,6 @@ def product_with(spec: PackedGemm, x: np.ndarray, weight: np.ndarray, where: str
 def distance(found: np.ndarray, wanted: np.ndarray) -> float:
     """Relative, 2-norm."""
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
-
-
-WHERES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-NEARLY_EQUAL = 1 + 0.01 * np.random.default_rng(5).standard_normal((8, 2048), np.float32)
 
 
 @pytest.mark.parametrize("name", MINS)
@@ -236,9 +232,28 @@ def test_weights_that_are_not_about_the_middle_of_their_codes(where: str, name: 
     weight, values = packed_weight(name, weight_format(name).quantise(weights), n, k)
     spec = product(n=n, k=k, weights=name, tokens=8, zero_points=True)
     found = product_with(spec, NEARLY_EQUAL, weight, where)
-    # of what is added up, as that of an exponential less its mean cancels by itself
-    size = np.linalg.norm(np.abs(NEARLY_EQUAL) @ np.abs(values.T))
-    assert np.linalg.norm(found - NEARLY_EQUAL.astype(np.float64) @ values.T) / size < EXACT / 4
+    assert distance(found, NEARLY_EQUAL.astype(np.float64) @ values.T) < EXACT / 2
+
+
+@pytest.mark.parametrize("name", MINS)
+@pytest.mark.parametrize(("d", "dmin"), [(60.0, 1e-3), (60000.0, 0.1), (1000.0, 1e-3), (1e-3, 1000.0)])
+@pytest.mark.parametrize("where", WHERES)
+def test_a_sub_block_much_smaller_than_another(where: str, name: str, d: float, dmin: float) -> None:
+    """The larger one is multiplied with nothing, so that the other is all that a row has."""
+    n, k = 32, 256
+    rng = np.random.default_rng(8)
+    blocks = weight_format(name).quantise(rng.standard_normal((n, k), np.float32))["blocks"]
+    rows = blocks.reshape(n, -1)
+    rows[:, :4] = np.array([d, dmin], np.float16).view(np.uint8)
+    scales, mins = np.zeros((2, n, 1, 8), np.uint8)
+    large, small = (scales, mins) if d > dmin else (mins, scales)
+    large[..., 0], small[..., 1:] = 1, 1
+    rows[:, 4:16] = join_scales(scales, mins).reshape(n, 12)
+    weight, values = packed_weight(name, {"blocks": blocks}, n, k)
+    x = rng.standard_normal((8, k), np.float32)
+    x[:, :32] = 0
+    found = product_with(product(n=n, k=k, weights=name, tokens=8, zero_points=True), x, weight, where)
+    assert distance(found, x.astype(np.float64) @ values.T) < 2 * EXACT
 
 
 @pytest.mark.parametrize("name", MINS)

@@ -8,6 +8,7 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.weights import weight_format, weight_formats
+from ptxgen.weights.blocks import join_scales
 from ptxgen.weights.order import interleave, separate
 
 NAMES = tuple(weight_formats())
@@ -78,6 +79,26 @@ def test_packing_is_reversible_and_of_the_stated_size(name: str, shape: tuple[in
         assert again[field].dtype == value.dtype, field
         assert again[field].tobytes() == np.ascontiguousarray(value).tobytes(), field
     assert kind.pack(again, *shape).tobytes() == packed.tobytes()
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q5_k"])
+@pytest.mark.parametrize(("scales", "mins"), [(0, 3), (3, 0), (0, 0)])
+def test_a_factor_of_zeros_alone_is_packed_as_zero(name: str, scales: int, mins: int) -> None:
+    """The values are the same; one that is infinite stays, as they are not numbers then."""
+    kind, shape = weight_format(name), (16, 512)
+    blocks = random_blocks(name, *shape)
+    rows = blocks.reshape(16, 2, -1)
+    rows[..., :4] = np.array([0.5, 0.25], np.float16).view(np.uint8)
+    rows[0, 0, :4] = np.array([np.inf, np.inf], np.float16).view(np.uint8)
+    each = [np.full((16, 2, 8), value, np.uint8) for value in (scales, mins)]
+    rows[..., 4:16] = join_scales(*each)
+    again = kind.unpack(kind.pack({"blocks": blocks}, *shape), *shape)
+    factors = again["blocks"].reshape(16, 2, -1)[..., :4].copy().view(np.float16)
+    assert (factors[1:] == (0.5 * (scales > 0), 0.25 * (mins > 0))).all()
+    assert np.isinf(factors[0, 0]).all()
+    with np.errstate(invalid="ignore"):
+        want, found = (kind.dequantise(source, *shape) for source in ({"blocks": blocks}, again))
+    assert np.array_equal(found, want, equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "tile_k"), NARROW)

@@ -23,7 +23,7 @@ from ptxgen.products.wgmma.multiply import Part, PieceOfTile
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.scaled import OCTET, ScaledMultiplier
-from ptxgen.products.wgmma.shape import MOST_GROUPS
+from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_GROUPS
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 from ptxgen.weights.format import ZeroPoints
 
@@ -109,7 +109,7 @@ class CodeMultiplier(ScaledMultiplier):
     def _begin_tile(self, part: Part) -> None:
         """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
         points = self.spec.zero_points
-        if self.at.shape.groups > MOST_GROUPS or points or self.digits > 1:
+        if self.at.shape.groups > MOST_GROUPS or points or (self.digits > 1 and self.at.tokens >= FEW_TOKENS):
             self.words = AskedFor(self._pieces_of(part), self._read_piece)
         else:
             self._read_words(part)

@@ -11,6 +11,7 @@ from ptxgen.parity import LIMITS, limit_of
 from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.products.weighted import Weighted
 from ptxgen.products.wgmma import tokens as packed
+from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3
 from ptxgen.weights.f16 import Half
 
@@ -90,7 +91,7 @@ class PackedProduct(Weighted):
         later=True,
         draws=lambda drawn: (
             False,
-            drawn.get("by_row", False) and drawn["precision"] == "exact" and drawn["weights"] in ("q4_k", "q5_k"),
+            drawn.get("by_row", False) and drawn["precision"] == "exact" and weight_format(drawn["weights"]).has_mins,
         ),
         silent="it rounds less",
         doc="by_row, exact, weights with mins: the code for 0 is subtracted from codes",

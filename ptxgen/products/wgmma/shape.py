@@ -34,8 +34,8 @@ LONG_PLAIN = LONG | {(1, 64): (64, PROCESSORS), (2, 64): (128, 224)}
 MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # matrices of MANY_ROWS and more have TALL rows a CTA, up to FEW_TOKENS
 # Tokens up to which two CTAs share k of gate and up in 16 bits, if all tiles fit at once; and the least columns for it.
 FEWER_TOKENS, LONG_ENOUGH = 16, 2048
-# of products of integers by at most 32 tokens: precision, matrices, whether there are mins, rows from and to, columns
-# from: rows of a CTA, CTAs that share k, whether they share it out evenly
+# For weights in K formats and at most 32 tokens in units of their rows: precision, matrices, whether there are mins,
+# rows from and to, columns from: rows of a CTA, CTAs that share k, whether they share it out evenly
 SPAN_TILES = (
     ("exact", 1, True, 4097, 6144, 4096, 64, 1, True),
     ("exact", 1, True, 4096, 4096, 8192, 64, 2, False),
@@ -46,7 +46,7 @@ SPAN_TILES = (
     ("fast", 1, False, 4096, 4096, 8192, 64, 2, False),
     ("fast", 2, True, 24576, 1 << 20, 4096, 256, 1, False),
 )
-# the same of formats that are no K-quants, exact: tokens to, matrices, rows to, columns from
+# The same for formats that are no K-quants, exact: tokens to, matrices, rows to, columns from
 CODE_TILES = (
     (32, 2, 1 << 20, 1, 192, 1, True),
     (32, 1, 1536, 4096, 64, 8, False),
@@ -162,7 +162,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
 
 
 def tile_by_row(spec: PackedProduct) -> dict[str, Any]:
-    """The tile of a product of integers, as fields, where one was measured to be the fastest."""
+    """The tile for tokens in units of their rows, as fields, where one was measured to be the fastest."""
     rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
     tiles = _tiles_of_spans(spec, rows) if spec.kind.span else _tiles_of_codes(spec, rows)
     return dict(zip(("tile_rows", "split", "stream"), next(tiles, ()), strict=False))
@@ -184,7 +184,7 @@ def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, 
 
 
 def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
-    """Chunks between two waits of a product of integers: as many as were the fastest and registers have room for."""
+    """Chunks between two waits, of tokens in units of their rows: as many as were the fastest and fit registers."""
     exact = spec.precision == "exact"
     crowded = tokens > FEW_TOKENS and groups > 1 and not spec.kind.span
     if exact and (groups > MOST_GROUPS or crowded):
@@ -194,7 +194,7 @@ def _part(spec: PackedProduct, tokens: int, groups: int, blocks: int) -> int:
 
 
 def _held(spec: PackedProduct, tokens: int, blocks: int) -> int:
-    """Registers of words of weights and of sums, of a product of integers."""
+    """Registers of words of weights and of sums, for tokens in units of their rows."""
     words = sum(piece.words for piece in spec.kind.code_pieces)
     return words + tokens * (blocks + spec.digits + spec.kind.has_mins) // 2
 
