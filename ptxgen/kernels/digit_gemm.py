@@ -164,9 +164,10 @@ class DigitGemm(Weighted):
         """Of CTAs that share k of bf16 digits."""
         most, legal = few.most_spare(self.kind, self.k), few.splits(self.kind, self.k)
         if self.split in SPLITS and self.split not in legal:
-            rule = f"must divide the {self.kind.tiles(self.k)} tiles of k" + (f", or up to {most} more" if most else "")
+            tiles = self.kind.tiles(self.k)
+            divided = f"a number from {tiles}, the tiles of k, to {tiles + most}" if most else f"the {tiles} tiles of k"
             nearest = max(split for split in legal if split < self.split)
-            yield f"split: {rule} (got {self.split}; nearest: {nearest})"
+            yield f"split: must divide {divided} (got {self.split}; nearest: {nearest})"
 
     def _rules_of_norms(self) -> Iterator[str]:
         """Of norms, and of CTAs that share x: what only bf16 digits have."""

@@ -186,7 +186,8 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     ("fields", "reason"),
     [
         ({"tokens": 16}, r"tokens: with bf16 digits they are 8 \(got 16"),
-        ({"k": 2304, "split": 8}, r"split: must divide the 18 tiles of k, or up to 2 more \(got 8; nearest: 4"),
+        ({"k": 2304, "split": 8}, r"split: must divide a number from 18, the tiles of k, to 20 \(got 8; nearest: 4"),
+        ({"split": 0}, r"split: must be one of 1, 2, 4, 8 \(got 0\)"),
         ({"n": 32, "packed_out": True}, r"n: must be a multiple of 64"),
         ({"k": 8960}, r"split: 8960 inputs do not fit in shared memory \(got 1; nearest: 2"),
         ({"weights": "f16"}, r"weights: must be one of bf16, int4_g32, int4_g64, int4_g128, q8_0, q4_0, q5_0, e4m3"),

@@ -233,7 +233,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     ("fields", "reason"),
     [
         ({"tokens": 16}, r"tokens: with bf16 digits they are 8 \(got 16"),
-        ({"k": 2304, "split": 4}, r"split: must divide the 9 tiles of k, or up to 1 more \(got 4; nearest: 2"),
+        ({"k": 2304, "split": 4}, r"split: must divide a number from 9, the tiles of k, to 10 \(got 4; nearest: 2"),
         ({"n": 64, "packed_out": True}, r"n: must be a multiple of 256"),
         ({"k": 8960}, r"split: 8960 inputs do not fit in shared memory \(got 1; nearest: 4"),
         ({"halves": False, "precision": "fast"}, r"precision: digits of bytes are exact \(got 'fast'; nearest: exact"),

@@ -18,7 +18,7 @@ from ptxgen.models.files.gguf_model import FORMATS
 from ptxgen.models.files.modelfile import is_vector, unfused
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.spec import ModelSpec
-from tests.support.model_files import ARCHS, as_type, for_gguf, gguf_model, write_checkpoint, write_gguf
+from tests.support.model_files import ARCHS, as_type, for_gguf, gguf_model, rewritten, write_checkpoint, write_gguf
 
 PROMPT = (1, 77, 5, 130, 42, 9, 63, 21, 21, 100, 8, 3)
 
@@ -120,11 +120,6 @@ def test_the_header_is_read_as_gguf_reads_it(tmp_path: Path) -> None:
     ]
 
 
-def rewritten(path: Path, change) -> Path:
-    path.write_bytes(change(path.read_bytes()))
-    return path
-
-
 def test_rope_frequencies_of_the_file_divide(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama")
     factors = np.linspace(1, 8, 8, dtype=np.float32)
@@ -224,41 +219,6 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     rewritten(path, lambda data: data.replace(b"blk.2.ffn_down.weight", b"blk.7.ffn_down.weight"))
     with pytest.raises(FileError, match=r"lacks layers.2.down_proj, which this llama model needs"):
         open_model(path)
-
-
-CHANGING = {
-    "expert_count": 8, "attention.sliding_window": 8, "attention.causal": False, "rope.freq_base_swa": 5e5,
-    "attention.sliding_window_pattern": 2, "rope.scaling.yarn_ext_factor": 0.0, "rope.scaling.yarn_attn_factor": 2.0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("key", CHANGING)
-def test_metadata_that_changes_what_is_computed_is_refused(key: str, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", "llama", extra={f"llama.{key}": CHANGING[key]})
-    with pytest.raises(FileError, match=rf"llama.{key}: is not covered in a llama model \(got {CHANGING[key]}\)"):
-        open_model(path)
-
-
-def test_metadata_that_says_what_is_so_anyway_is_taken(tmp_path: Path) -> None:
-    extra = {"llama.attention.causal": True, "llama.expert_count": 0, "llama.rope.scaling.yarn_ext_factor": 1.0}
-    assert open_model(write_gguf(tmp_path / "m.gguf", "llama", extra=extra)).spec.rope_style == "norm"
-
-
-def test_a_factor_of_rotated_elements_is_yarns_alone(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", "llama", extra={"llama.rope.scaling.attn_factor": 2.0})
-    with pytest.raises(FileError, match=r"attn_factor: must be 1 without yarn or longrope \(got 2.0\)"):
-        open_model(path)
-
-
-@pytest.mark.parametrize("pattern", [0, 1, 3, [True, False, False, True, True, False]], ids=str)
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
-def test_a_file_says_which_layers_have_the_window(family: str, pattern: int | list[bool], tmp_path: Path) -> None:
-    arch = gguf.MODEL_ARCH_NAMES[ARCHS[family][0]]
-    extra = {f"{arch}.attention.sliding_window_pattern": pattern}
-    path = write_gguf(tmp_path / "m.gguf", family, extra=extra, num_hidden_layers=6)
-    spec = open_model(path).spec
-    flags = [layer % pattern != 0 if pattern else True for layer in range(1, 7)] if type(pattern) is int else pattern
-    assert [spec.layer(layer).window for layer in range(6)] == [6 if one else 0 for one in flags]
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:

@@ -83,6 +83,12 @@ def for_gguf(family: str, spec: ModelSpec, name: str, values: np.ndarray) -> np.
     return values + 1 if family.startswith("gemma") and name.endswith("norm") else values
 
 
+def rewritten(path: Path, change: Callable[[bytes], bytes]) -> Path:
+    """A file with its bytes changed."""
+    path.write_bytes(change(path.read_bytes()))
+    return path
+
+
 def _settings(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

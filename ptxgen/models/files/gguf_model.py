@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.errors import FileError, brief
+from ptxgen.files.jsonfields import is_number
 from ptxgen.models.files.gguf_header import GgufFile, GgufTensor, read_gguf
 from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
 from ptxgen.models.layers import FULL, SLIDING
@@ -58,7 +59,9 @@ _KEYS = {
     "rope_theta": "rope.freq_base",
 }
 _SLIDING = {"sliding_window": "attention.sliding_window"}
-_BY_LAYER = {**_SLIDING, "layer_types": "attention.sliding_window_pattern"}
+_PATTERN, _LOCAL_BASE = "attention.sliding_window_pattern", "rope.freq_base_swa"
+_BY_LAYER = {**_SLIDING, "layer_types": _PATTERN}
+_SCALING = "rope.scaling."
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 ARCHS: dict[str, Arch] = {
     "llama": Arch("llama", "norm"),
@@ -73,7 +76,7 @@ ARCHS: dict[str, Arch] = {
     ),
     "gemma3": Arch(
         "gemma3_text",
-        keys=_BY_LAYER | {"rope_local_base_freq": "rope.freq_base_swa"},
+        keys=_BY_LAYER | {"rope_local_base_freq": _LOCAL_BASE},
         fixed={"rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
         one_added=True,
         wide=62,
@@ -82,19 +85,6 @@ ARCHS: dict[str, Arch] = {
     "smollm3": Arch("smollm3", "norm", fixed={"no_rope_layer_interval": 4}),
     "olmo2": Arch("olmo2"),
 }
-# Metadata that changes what is computed, and its value that does not: another is not covered, but where the
-# architecture has a key for it.
-_CHANGES: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            "expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "logit_scale",
-            "residual_scale", "embedding_scale", *_BY_LAYER.values(), *_CAPS, "rope.freq_base_swa",
-        ),
-        0,
-    ),
-    **dict.fromkeys(("attention.causal", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), 1),
-}  # fmt: skip
-
 # Tensors of a layer by ours; the norms stand by their part in the block, see `_names`.
 _PRODUCTS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
@@ -113,7 +103,7 @@ def open_gguf(path: Path, max_len: int | None = None) -> ModelFile:
     arch = ARCHS.get(name) if isinstance(name, str) else None
     if arch is None:
         raise FileError(f"{path}: general.architecture: must be one of {', '.join(ARCHS)} (got {brief(name)})")
-    if parts := file.fields.get("split.count"):
+    if not _equals(parts := file.fields.get("split.count", 0), 0):
         raise FileError(f"{path}: split.count: a model in {brief(parts)} files is not covered; merge them first")
     spec = _spec(file, str(name), arch, max_len)
     return assemble(path, "gguf", spec, _held(file, spec), lambda: _text(file))
@@ -123,6 +113,56 @@ def _text(file: GgufFile) -> Text:
     from ptxgen.models.text.gguf import text_of
 
     return text_of(file.fields, str(file.path))
+
+
+# -- metadata that must say nothing ------------------------------------------------------------------------------------
+
+
+def _equals(value: Any, *others: Any) -> bool:
+    """Whether a value is one of these; an array equals nothing."""
+    return bool(np.isscalar(value)) and any(np.isscalar(other) and value == other for other in others)
+
+
+def _only(*harmless: Any) -> _Harmless:
+    return lambda value, arch, said: _equals(value, *harmless)
+
+
+def _no_other_windows(value: Any, arch: Arch, said: _Said) -> bool:
+    """All layers have the window of the architecture, or none has one where it has none; 0 was never set."""
+    slides = "sliding_window" in arch.keys
+    flags = value.tolist() if isinstance(value, np.ndarray) else []
+    return _equals(value, 0, 0 if slides else 1) or (bool(flags) and all(flag == slides for flag in flags))
+
+
+def _no_other_base(value: Any, arch: Arch, said: _Said) -> bool:
+    """Of layers with a window; where there are such, it is the base of all."""
+    return "sliding_window" not in arch.keys or _equals(value, said.get(_KEYS["rope_theta"], 0), 0)
+
+
+def _no_other_mix(value: Any, arch: Arch, said: _Said) -> bool:
+    """How much yarn mixes frequencies: wholly where the type is yarn, else not at all. Below 0 was never set, and
+    without scaling there is nothing to mix."""
+    kind = _scaling_type(said)
+    return type(value) in (int, float) and (value < 0 or kind == "none" or value == (1 if kind == "yarn" else 0))
+
+
+_Said = Mapping[str, Any]  # the architecture's metadata, without its name before each key
+_Harmless = Callable[[Any, Arch, _Said], bool]
+# Metadata that can change what is computed, and whether a value does not: another is not covered, but where the
+# architecture has a key for it.
+_CHANGES: dict[str, _Harmless] = {
+    **dict.fromkeys(
+        (
+            "expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "logit_scale",
+            "residual_scale", "embedding_scale", "attention.sliding_window", *_CAPS,
+        ),
+        _only(0),
+    ),
+    **dict.fromkeys(("attention.causal", "rope.scaling.yarn_attn_factor"), _only(1)),
+    _PATTERN: _no_other_windows,
+    _LOCAL_BASE: _no_other_base,
+    "rope.scaling.yarn_ext_factor": _no_other_mix,
+}  # fmt: skip
 
 
 # -- the architecture ------------------------------------------------------------------------------------------------
@@ -150,25 +190,24 @@ def _spec(file: GgufFile, name: str, arch: Arch, max_len: int | None) -> ModelSp
 
 
 def _config(file: GgufFile, name: str, arch: Arch) -> dict[str, Any]:
-    fields = file.fields
+    said = {key.removeprefix(f"{name}."): value for key, value in file.fields.items() if key.startswith(f"{name}.")}
     for key, harmless in _CHANGES.items():
-        value = fields.get(f"{name}.{key}", harmless)
-        if key not in arch.keys.values() and not (np.isscalar(value) and value == harmless):
-            raise FileError(f"{file.path}: {name}.{key}: is not covered in a {name} model (got {brief(value)})")
+        if key in said and key not in arch.keys.values() and not harmless(said[key], arch, said):
+            raise FileError(f"{file.path}: {name}.{key}: is not covered in a {name} model (got {brief(said[key])})")
     table = file.tensors.get("token_embd.weight")
     config: dict[str, Any] = {
         "model_type": arch.family, "torch_dtype": "float32", "num_key_value_heads": None,
         "max_position_embeddings": None, **arch.fixed,
     }  # fmt: skip
     for ours, theirs in {**_KEYS, **arch.keys}.items():
-        if (value := fields.get(f"{name}.{theirs}")) is not None:
-            config[ours] = _plain(value)
-    if "layer_types" in config:
-        config["layer_types"] = _layer_types(fields[f"{name}.attention.sliding_window_pattern"], file, config)
+        if theirs in said and theirs != _PATTERN:
+            config[ours] = _plain(said[theirs])
+    if _PATTERN in arch.keys.values() and _PATTERN in said:
+        config |= _layer_types(said[_PATTERN], f"{file.path}: {name}.", len(file.tensors), config)
     config["vocab_size"] = table.shape[0] if table else None
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    _defaults(config, file, name, arch)
-    return config | _rope_scaling(file, name)
+    _defaults(config, f"{file.path}: {name}.", said, arch)
+    return config | _rope_scaling(file, name, said)
 
 
 def _plain(value: Any) -> Any:
@@ -178,62 +217,89 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _layer_types(pattern: Any, file: GgufFile, config: Mapping[str, Any]) -> Any:
+def _layer_types(pattern: Any, at: str, n_tensors: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """Which layers have the window: a flag for each, or one number, whose multiples have none (0: all have one)."""
     layers = config.get("num_hidden_layers")
-    if type(pattern) is int and pattern >= 0 and type(layers) is int and layers <= len(file.tensors):
-        pattern = [pattern == 0 or layer % pattern != 0 for layer in range(1, layers + 1)]
-    # anything else is for `model_spec` to name
-    return [SLIDING if slides else FULL for slides in pattern] if isinstance(pattern, (list, np.ndarray)) else pattern
+    if type(layers) is not int or layers < 1:
+        return {}  # `model_spec` names the value
+    if layers > n_tensors:
+        raise FileError(f"{at}block_count: must be at most the file's {n_tensors} tensors (got {layers})")
+    flags = pattern.tolist() if isinstance(pattern, np.ndarray) else None
+    if type(pattern) is int and pattern >= 0:
+        flags = [pattern == 0 or layer % pattern != 0 for layer in range(1, layers + 1)]
+    if flags is None or len(flags) != layers or any(type(flag) is float or flag not in (0, 1) for flag in flags):
+        rule = f"must be a number, or true or false for each of {layers} layers"
+        raise FileError(f"{at}{_PATTERN}: {rule} (got {brief(pattern)})")
+    return {"layer_types": [SLIDING if slides else FULL for slides in flags]}
 
 
-def _defaults(config: dict[str, Any], file: GgufFile, name: str, arch: Arch) -> None:
+def _defaults(config: dict[str, Any], at: str, said: _Said, arch: Arch) -> None:
     """What follows from other values: the head's size, the rotated part of it, the scale of gemma's logits."""
     dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if type(dim) is not int or type(heads) is not int or heads < 1:
         return  # `model_spec` names the value
     head_dim = config.setdefault("head_dim", dim // heads)
-    value_dim = file.fields.get(f"{name}.attention.value_length", head_dim)
-    if value_dim != head_dim:
-        raise FileError(
-            f"{file.path}: {name}.attention.value_length: must be the keys' {head_dim} (got {brief(value_dim)})"
-        )
-    rotated = file.fields.get(f"{name}.rope.dimension_count", head_dim)
-    if type(head_dim) is int and type(rotated) is int and 0 < rotated < head_dim:
+    if type(head_dim) is not int:
+        return
+    value_dim = _plain(said.get("attention.value_length", head_dim))
+    if not _equals(value_dim, head_dim):
+        raise FileError(f"{at}attention.value_length: must be the keys' {head_dim} (got {brief(value_dim)})")
+    rotated = said.get("rope.dimension_count", head_dim)
+    if type(rotated) is int and 0 < rotated < head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
-    elif rotated != head_dim:
-        raise FileError(
-            f"{file.path}: {name}.rope.dimension_count: must be 1 to {brief(head_dim)} (got {brief(rotated)})"
-        )
+    elif not _equals(rotated, head_dim):
+        raise FileError(f"{at}rope.dimension_count: must be 1 to {head_dim} (got {brief(rotated)})")
     if arch.wide:
-        wide = config.get("num_hidden_layers") == arch.wide
+        wide = _equals(config.get("num_hidden_layers"), arch.wide)
         config["query_pre_attn_scalar"] = dim // heads if wide else head_dim
 
 
-def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any]:
+def _scaling_factor(said: _Said) -> Any:
+    """By its key, or by the one of older files; None without one."""
+    return said.get(f"{_SCALING}factor", said.get("rope.scale_linear"))
+
+
+def _scaling_type(said: _Said) -> Any:
+    """The way of scaling; a factor alone is of linear scaling, and 0 of none."""
+    factor = _scaling_factor(said)
+    return said.get(f"{_SCALING}type", "none" if factor is None or _equals(factor, 0) else "linear")
+
+
+def _rope_scaling(file: GgufFile, name: str, said: _Said) -> dict[str, Any]:
     """`rope_scaling` of the metadata and of the tensors with factors of the frequencies."""
-    at = f"{name}.rope.scaling."
-    scaling = {key.removeprefix(at): value for key, value in file.fields.items() if key.startswith(at)}
-    original = scaling.get("original_context_length")
-    attention = scaling.get("attn_factor", 1.0)
-    kind = scaling.get("type", "none")
+    original = said.get(f"{_SCALING}original_context_length")
+    attention = said.get(f"{_SCALING}attn_factor", 1.0)
+    kind, factor = _scaling_type(said), _scaling_factor(said)
+    at = f"{file.path}: {name}.{_SCALING}"
+    if not isinstance(kind, str):
+        raise FileError(f"{at}type: must be a string (got {brief(kind)})")
+    if not is_number(attention):
+        raise FileError(f"{at}attn_factor: must be a positive number (got {brief(attention)})")
     if "rope_factors_long.weight" in file.tensors:
         factors = {f"{key}_factor": _vector(file, f"rope_factors_{key}.weight") for key in ("long", "short")}
         return {
             "rope_scaling": {"rope_type": "longrope", "attention_factor": attention, **factors},
             "original_max_position_embeddings": original,
         }
-    if kind != "yarn" and attention != 1.0:
-        raise FileError(f"{file.path}: {at}attn_factor: must be 1 without yarn or longrope (got {brief(attention)})")
+    if kind not in ("yarn", "longrope") and attention != 1.0:
+        raise FileError(f"{at}attn_factor: must be 1 without yarn or longrope (got {brief(attention)})")
     if kind == "none":
         return {}
-    factor = scaling.get("factor", scaling.get("scale_linear"))
     found = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
     if kind == "yarn":
-        found |= {key: scaling[f"yarn_{key}"] for key in ("beta_fast", "beta_slow") if f"yarn_{key}" in scaling}
-    if kind == "yarn" and attention != 1.0 and type(factor) is float and factor > 1:
-        found["attention_factor"] = attention * (0.1 * math.log(factor) + 1)
+        turns = {key: said.get(f"{_SCALING}yarn_{key}") for key in ("beta_fast", "beta_slow")}
+        found |= {key: value for key, value in turns.items() if value is not None}
+        found |= _yarn_attention(attention, factor, at)
     return {"rope_scaling": found}
+
+
+def _yarn_attention(attention: float, factor: Any, at: str) -> dict[str, float]:
+    """The factor of rotated elements, which multiplies what follows from yarn's factor."""
+    if attention == 1.0:
+        return {}
+    if not is_number(factor):
+        raise FileError(f"{at}factor: must be a positive number beside attn_factor (got {brief(factor)})")
+    return {"attention_factor": attention * (0.1 * math.log(max(factor, 1.0)) + 1)}
 
 
 def _vector(file: GgufFile, name: str) -> list[float] | None:
