@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Not, Reg, RegArray, Shared, Table
-from ptxgen.dtypes import DType
+from ptxgen.dtypes import DType, bf16
 
 Base = Reg | Shared | Table
 Guard = Reg | Not | None
+ROUNDS = 12582912.0  # 2^23 + 2^22: a number below 2^22, added to it, is the nearest integer, in the low bits of the sum
 RUN = 24  # lines of the same work, after which the next piece of it has a heading
 
 
@@ -93,6 +94,19 @@ def pack(b: Builder, words: Sequence[Reg], values: Sequence[Reg], dtype: DType) 
     for index, word in enumerate(words):
         b.note(f"{values[index * per_word].name} and those after it, as {dtype}", after=RUN)
         _PACK[dtype.name](b, word, values[index * per_word : (index + 1) * per_word])
+
+
+def split_digits(
+    b: Builder, values: Sequence[Reg], digits: Sequence[Sequence[Reg]], dtype: DType = bf16
+) -> None:  # fmt: skip
+    """f32 into digits, packed: every digit is the nearest number of a type of what those before it leave."""
+    back = [scratch(b, f"digit_back{i}", "f32") for i in range(len(values))]
+    for index, digit in enumerate(digits):
+        pack(b, digit, values, dtype)
+        if index + 1 < len(digits):
+            unpack(b, back, digit, dtype)
+            for value, less in zip(values, back, strict=True):
+                b.op("sub.f32", value, value, less)
 
 
 def vectors(count: int) -> list[tuple[int, int]]:

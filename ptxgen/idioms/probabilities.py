@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.convert import ROUNDS, scratch
 
 if TYPE_CHECKING:
     import numpy as np
 
 ONE_BITS = 31  # 2³¹ is a probability of 1
 LEAST = -64.0  # of exponents: far below what rounds to nothing
-_ROUND = 12582912.0  # 1.5 · 2²³: adding it leaves the nearest integer in the low bits
 _ROUND_BITS = 0x4B400000
 _TAYLOR = tuple(math.log(2) ** n / math.factorial(n) for n in reversed(range(7)))  # 2^f, |f| ≤ 1/2, within 2e-7
 
@@ -28,9 +27,9 @@ def emit(b: Builder, weight: Reg, exponent: Reg) -> None:
     whole, rest = scratch(b, "weight_whole", "f32"), scratch(b, "weight_rest", "f32")
     power, bits = scratch(b, "weight_power", "f32"), scratch(b, "weight_bits", "b32")
     b.op("max.f32", exponent, exponent, LEAST)
-    b.op("add.rn.f32", whole, exponent, _ROUND)
+    b.op("add.rn.f32", whole, exponent, ROUNDS)
     b.op("mov.b32", weight, whole)
-    b.op("sub.rn.f32", whole, whole, _ROUND)
+    b.op("sub.rn.f32", whole, whole, ROUNDS)
     b.op("sub.rn.f32", rest, exponent, whole)
     b.op("mov.f32", power, _TAYLOR[0])
     for coefficient in _TAYLOR[1:]:
@@ -51,7 +50,7 @@ def probabilities(exponents: np.ndarray) -> np.ndarray:
 
     one = np.float32
     y = np.where(np.isnan(exponents), one(LEAST), np.maximum(exponents, one(LEAST))).astype(one)
-    whole = (y + one(_ROUND)) - one(_ROUND)
+    whole = (y + one(ROUNDS)) - one(ROUNDS)
     rest, power = y - whole, np.full_like(y, _TAYLOR[0])
     for coefficient in _TAYLOR[1:]:
         power = power * rest + one(coefficient)  # two roundings: arrays of f32

@@ -17,7 +17,7 @@ from ptxgen.idioms.polls import LOAD
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.persistent.begin import Begin, Share
 from ptxgen.persistent.plan import LOAD_COLUMNS, WARPS, Plan
-from ptxgen.products.digits import DIGIT_BYTES, DIGITS, split_digits
+from ptxgen.products.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Inputs:
                 if plan.spec.norm_offset:
                     b.op("add.f32", factor, factor, plan.spec.norm_offset, pred=steps.normed)
                 b.op("mul.f32", value, value, factor)
-        split_digits(b, values.regs, pairs)
+        convert.split_digits(b, values.regs, pairs)
         for number, pair in enumerate(pairs):
             to = self.columns[load] // CHUNK * DIGITS * DIGIT_BYTES + DIGIT_BYTES * number
             b.op("st.shared.v2.b32", self.target[to], pair, pred=self.padded[load])

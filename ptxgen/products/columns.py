@@ -14,7 +14,6 @@ from ptxgen.products.digits import (
     DIGIT_BYTES,
     DIGITS,
     FACTOR_BYTES,
-    MAGIC,
     MAGIC_BITS,
     QUAD,
     UNIT,
@@ -263,7 +262,7 @@ class IntegerColumns(Columns):
         for half, value in enumerate(values):
             for part, product in zip(self.parts, self.products[2 * half : 2 * half + 2], strict=True):
                 b.op("mov.b32", part, product)
-                b.op("sub.f32", part, part, MAGIC)
+                b.op("sub.f32", part, part, convert.ROUNDS)
             b.op("fma.rn.f32", value, self.parts[0], 256.0, self.parts[1])
             b.op("mul.f32", value, value, factor)
 

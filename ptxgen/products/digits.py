@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.dtypes import DType, bf16, f16
+from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.idioms.threads import split
@@ -30,24 +30,9 @@ UP = 14  # the largest of a block becomes at least 2^14
 BIAS = 127
 FACTOR_BYTES = 4  # of a block of f16 digits
 INTEGER_BITS = 22  # the largest of a block becomes an integer of so many bits, and a sign
-MAGIC = 12582912.0  # 2^23 + 2^22: an integer below 2^22, added to it, is in its low bits
 MAGIC_BITS = 0x4B400000
 UNIT = 128  # columns whose integers a lane reads together, at most
 QUAD = 4  # lanes
-
-
-def split_digits(
-    b: Builder, values: Sequence[Reg], digits: Sequence[Sequence[Reg]], dtype: DType = bf16
-) -> None:  # fmt: skip
-    """Four f32 into digits, two registers each: every digit is the nearest number of a type of what those before it
-    leave."""
-    back = [convert.scratch(b, f"digit_back{i}", "f32") for i in range(OWN)]
-    for index, digit in enumerate(digits):
-        convert.pack(b, digit, values, dtype)
-        if index + 1 < len(digits):
-            convert.unpack(b, back, digit, dtype)
-            for value, less in zip(values, back, strict=True):
-                b.op("sub.f32", value, value, less)
 
 
 class Digits(ABC):
@@ -99,7 +84,7 @@ class Thirds(Digits):
 
     def keep(self, values: Sequence[Reg], load: int, pred: Reg) -> None:
         digits = [self.split[2 * i : 2 * i + 2] for i in range(DIGITS)]
-        split_digits(self.b, values, digits)
+        convert.split_digits(self.b, values, digits)
         for i, digit in enumerate(digits):
             offset = load * self.stride + DIGIT_BYTES * i
             convert.store_words(self.b, self.to, digit, offset, space="shared", pred=pred)
@@ -263,7 +248,7 @@ class Integers(InBlocks):
         b.note("integers in the low bits of 2^23 + 2^22, then digits of a byte, 128 more each")
         for piece in range(pieces):
             for value, whole in zip(values[OWN * piece : OWN * (piece + 1)], self.whole, strict=True):
-                b.op("fma.rn.f32", value, value, self.up, MAGIC)
+                b.op("fma.rn.f32", value, value, self.up, convert.ROUNDS)
                 b.op("mov.b32", whole, value)
                 b.op("add.u32", whole, whole, 0x808080 - MAGIC_BITS)
             transpose(b, self.whole, self.pairs, [self.planes[pieces * digit + piece] for digit in range(3)])

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from ptxgen.idioms import convert
 from ptxgen.idioms.threads import split
-from ptxgen.products.digits import split_digits
 from ptxgen.weights.format import OWN
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Elements(ABC):
         b.op("min.u32", column, column, self.width - OWN)  # as it is: a bound for the checks
         places = self.places(column, values, exists)
         digits = [self.split[2 * i : 2 * i + 2] for i in range(self.digits)]
-        split_digits(b, values, digits)
+        convert.split_digits(b, values, digits)
         for index, words in enumerate(digits):
             self.store(places, index, words, exists)
 

@@ -12,7 +12,7 @@ from itertools import product
 
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.products.digits import DIGITS, split_digits
+from ptxgen.products.digits import DIGITS
 from ptxgen.products.geometry import FEW_WORDS
 from ptxgen.products.loop import Inputs, TileLoop, row_of
 from ptxgen.products.product import Tokens
@@ -130,7 +130,7 @@ class TokenLoop(MmaLoop):
                     b.op("add.f32", factor, factor, self.spec.norm_offset)
                 b.op("mul.f32", value, value, factor)
         out = [self.digits[2 * i : 2 * i + 2] for i in range(DIGITS)]
-        split_digits(b, x, out)
+        convert.split_digits(b, x, out)
         return out
 
     def _load(self, values: Sequence[Reg], at: Reg, chunk: int, space: str) -> None:

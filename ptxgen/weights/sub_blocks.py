@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ptxgen.builder.values import Reg
 
 INTEGER_UNITS = (2.0**20, 2.0**16)  # of rows g and g + 8 in `nibble_integers`: 2^-24 times 16, and times 256
-ROUNDS = 12582912.0  # 2^23 + 2^22: a number added to it becomes an integer, in its low bits
 QUAD_CLAMP = 0x1C1F  # of `shfl`, for lanes of the same four
 MIN_ORDER = (0, 2, 1, 3)  # of the mins' lower bits: where byte j's nibble stands
 
@@ -174,7 +173,7 @@ def sub_block_zeros(
     mins, own_scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
     b.op("and.b32", own_scales, upper, 0x3F3F3F3F)
     factor, less, inverse = (convert.scratch(b, each, "f32") for each in ("block_factor", "block_less", "inverse_unit"))
-    steps, values, back = (convert.scratch_array(b, f"zero_{each}", "f32", 2).regs for each in ("step", "min", "back"))
+    steps, values = (convert.scratch_array(b, f"zero_{each}", "f32", 2).regs for each in ("step", "min"))
     zeros = convert.scratch_array(b, "zero_point", "f32", 4).regs
     scales, units = pair(b, f"{name}_scale"), pair(b, f"{name}_unit")
     first, second = (convert.scratch_array(b, f"{name}_{each}_offset", "b32", 2).regs for each in ("first", "second"))
@@ -190,11 +189,7 @@ def sub_block_zeros(
         bytes_to_f32(b, steps, own_scales, first=2 * half)
         for step, value, zero in zip(steps, values, zeros[2 * half : 2 * half + 2], strict=True):
             _zero_of(b, step, value, zero, factor, less, most)
-        convert.pack(b, first[half : half + 1], values, f16)
-        convert.unpack(b, back, first[half : half + 1], f16)
-        for value, known in zip(values, back, strict=True):
-            b.op("sub.f32", value, value, known)
-        convert.pack(b, second[half : half + 1], values, f16)
+        convert.split_digits(b, values, [each[half : half + 1] for each in (first, second)], f16)
     words = _exchanged(b, zeros, 4 if units_of_codes[0] != units_of_codes[1] else 0)
     return ZeroPoints(words, [(*first, *first), (*second, *second)], scales, units)
 
@@ -208,8 +203,8 @@ def _zero_of(b: Builder, step: Reg, value: Reg, zero: Reg, factor: Reg, less: Re
     b.op("mul.f32", zero, zero, value)
     b.op("max.f32", zero, zero, 0.0)
     b.op("min.f32", zero, zero, float(most))
-    b.op("add.f32", zero, zero, ROUNDS)
-    rounded = b.op("sub.f32", convert.scratch(b, "zero_value", "f32"), zero, ROUNDS)
+    b.op("add.f32", zero, zero, convert.ROUNDS)
+    rounded = b.op("sub.f32", convert.scratch(b, "zero_value", "f32"), zero, convert.ROUNDS)
     b.op("neg.f32", value, value)
     b.op("fma.rn.f32", value, step, rounded, value)
 

@@ -9,7 +9,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.bytes import layout
-from ptxgen.products.digits import BIAS, MAGIC, MAGIC_BITS, transpose
+from ptxgen.products.digits import BIAS, MAGIC_BITS, transpose
 
 CHUNKS = 4  # of a thread, whose columns are four of each
 OWN = 4 * CHUNKS
@@ -55,7 +55,7 @@ class UnitDigits:
         b.note("integers in the low bits of 2^23 + 2^22, then digits of a byte, 128 more each")
         for chunk in range(CHUNKS):
             for value, whole in zip(values[4 * chunk : 4 * chunk + 4], self.whole, strict=True):
-                b.op("fma.rn.f32", value, value, self.up, MAGIC)
+                b.op("fma.rn.f32", value, value, self.up, convert.ROUNDS)
                 b.op("mov.b32", whole, value)
                 b.op("add.u32", whole, whole, OFFSET - MAGIC_BITS)
             planes = [self.planes[CHUNKS * digit + chunk] for digit in range(layout.DIGITS)]

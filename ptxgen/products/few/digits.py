@@ -13,7 +13,6 @@ from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.bytes import layout as bytes_layout
 from ptxgen.products.bytes.digits import QUAD
 from ptxgen.products.bytes.layout import TOKENS
-from ptxgen.products.digits import split_digits
 from ptxgen.products.elements import Elements
 from ptxgen.products.few import layout
 from ptxgen.weights.format import CHUNK, OWN
@@ -57,7 +56,7 @@ class HalfDigits:
             for half in (0, 1):
                 first = OWN * (2 * pair + half)
                 digits = [self.split[4 * i + 2 * half : 4 * i + 2 * half + 2] for i in range(self.digits)]
-                split_digits(self.b, values[first : first + OWN], digits)
+                convert.split_digits(self.b, values[first : first + OWN], digits)
             for i in range(self.digits):
                 place = (self.digits * pair + i) * layout.DIGIT_BYTES
                 convert.store_words(self.b, self.to, self.split[4 * i : 4 * i + 4], place)

@@ -14,7 +14,6 @@ from ptxgen.builder.values import SINK, Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import RUN, scratch
-from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
@@ -335,7 +334,7 @@ class Multiplier:
             if len(fragments) == 1:
                 convert.pack(self.b, fragments[0][half::2], values, self.spec.x_dtype)
             else:
-                split_digits(self.b, values, [fragment[half::2] for fragment in fragments])
+                convert.split_digits(self.b, values, [fragment[half::2] for fragment in fragments])
 
     def _scale_codes(self, chunk: int, a: Sequence[Reg]) -> None:
         """The exact codes of a chunk times their scales, all in bf16."""

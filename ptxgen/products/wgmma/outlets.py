@@ -10,7 +10,6 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
-from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import VECTOR, Geometry
 
@@ -123,7 +122,7 @@ class TilesOut(RowsOut):
         if spec.digits == 1:
             convert.pack(b, digits.regs, values, spec.x_dtype)
         else:
-            split_digits(b, values, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
+            convert.split_digits(b, values, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
         for n in range(spec.digits):
             for half, places in enumerate(self.places):
                 place = places[self._token // 4 % 2]

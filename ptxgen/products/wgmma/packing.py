@@ -10,7 +10,6 @@ from ptxgen.dtypes import DType, bf16, e4m3, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.kernel import KernelType, field, kernel_base
-from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma import tokens as packed
 
 OWN = 4  # neighbouring columns of a thread
@@ -245,7 +244,7 @@ class Packing:
         if spec.digits == 1:
             convert.pack(b, digits.regs, own, spec.dtype)
         else:
-            split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)], spec.dtype)
+            convert.split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)], spec.dtype)
         for n in range(spec.digits):
             first, second = self._exchange(*digits[2 * n : 2 * n + 2])
             b.op("st.global.v2.b32", self.out[n * spec.tokens * packed.ROW_BYTES], (first, second), pred=there)
