@@ -19,12 +19,14 @@ from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     INDIRECT,
+    KEPT,
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
     given_head_scales,
     head_scales_rules,
+    kept_rules,
 )
 from ptxgen.spec.fields import field
 
@@ -41,7 +43,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
     with `stacked` heads of one row: qkv `[rows, n_heads + 2 n_kv_heads, head_dim]`, or qk beside v. Caches, positions,
     pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose position is outside the
-    cache appends nothing; its q is rotated all the same.
+    cache, or `kept`, appends nothing; its q is rotated all the same.
     """
 
     bundled_as = "rope_append"
@@ -65,8 +67,9 @@ class RopeKvAppend(RotatingRows, KernelType):
     out_dtype: str = field(default="", doc="element type of q_out; empty: src_dtype")
     stacked: str = field(default="", doc="heads that lie in one row: qkv, or qk beside rows of v; empty for none")
     head_scales: bool = field(default=False, like=HEAD_SCALES)
+    kept: bool = field(default=False, like=KEPT)
 
-    sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
+    sizes = {"rows": 1, "pages": 8, "position": -1, "n_kept": -1}  # -1: one at random; half of the rows
     trials = ({"rows": 3, "position": 20},)
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),
@@ -103,6 +106,7 @@ class RopeKvAppend(RotatingRows, KernelType):
             out_dtype="f16",
         ),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", batched=True, head_scales=True),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, in_place=False, indirect=True, kept=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -118,6 +122,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         if self.stacked and self.in_place:
             yield f"stacked: needs in_place=False (got stacked={self.stacked!r}, in_place=True; nearest: '')"
         yield from self.rotation_rules()
+        yield from kept_rules(self.kept, self.indirect)
 
     @property
     def map(self) -> HeadMap:
@@ -145,7 +150,8 @@ class RopeKvAppend(RotatingRows, KernelType):
         params += [buffer(x, self.src_dtype, *kv_row) for x in "kv" if x not in self.stacked]
         if not self.in_place:
             params.append(buffer("q_out", self.query_dtype, *q_row, access="out"))
-        return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
+        positions = kv_cache.position_params(self.batched, self.indirect, self.kept)
+        return (*params, *kv_cache.cache_params(self), *positions)
 
     def build(self, b: Builder) -> None:
         with b.fragment("locate"):
@@ -160,8 +166,7 @@ class RopeKvAppend(RotatingRows, KernelType):
             values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
         with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
-            # One unsigned comparison refuses negative positions too.
-            b.op("setp.lt.u32", "inside", position, self.max_len)
+            kv_cache.position_inside(b, self, position, self.kept)
         chunk.turn(b, values, words, position)
         with b.fragment("store_query", "store the rotated chunk of q"):
             if self.query_dtype != self.src_dtype:

@@ -244,6 +244,8 @@ class AttentionOfStep(TiledProducts):
             how["programmatic"] = False
         role, kernel = attention.append
         given = {**rows, **self._caches(attention), **self._position()}
+        if self.step == "prefill":
+            how["kept"], given["n_kept"] = True, self.tensor("n_kept", "input", (1,), s32)
         fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
 

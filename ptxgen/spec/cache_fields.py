@@ -36,6 +36,10 @@ RING_ROWS = Said(
     doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions", later=True,
     draws=_rings, refuses=(-1, 63),
 )  # fmt: skip
+KEPT = Said(
+    doc="the first n_kept positions keep their rows: appending to them writes nothing", later=True,
+    draws=lambda drawn: (False, True) if drawn.get("indirect") and not drawn.get("batched") else (False,),
+)  # fmt: skip
 STRIDED = Said(
     doc="rows from head to head are the scalar kv_rows, and a sequence's first row is its starts[s]", later=True,
     draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("ring"))
@@ -67,6 +71,12 @@ def head_rules(n_heads: int, n_kv_heads: int, most: int) -> Iterator[str]:
     yield from rules.between("n_heads", n_heads, 1, most)
     yield from rules.between("n_kv_heads", n_kv_heads, 1, most)
     yield from rules.divides("n_kv_heads", n_kv_heads, "n_heads", n_heads)
+
+
+def kept_rules(kept: bool, indirect: bool) -> Iterator[str]:
+    """Reasons against positions that keep their rows."""
+    if kept and not indirect:
+        yield "kept: needs indirect=True (got kept=True, indirect=False; nearest: False)"
 
 
 def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:

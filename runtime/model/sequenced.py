@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ptxgen.runtime.kv.snapshot import Snapshot
 
 CHUNK = 512  # positions of a prompt that one step takes
+FLAT = 64  # rows of a step up to which sizes are powers of two
+SIZES = 16  # others are multiples of so many parts of the power of two above, and of FLAT
 NO_TOKEN = -1  # of a position whose token is not known
 
 
@@ -267,20 +269,22 @@ class Sequenced:
     def _prefill(self, tokens: np.ndarray, place: int, sampling: Sampling | None) -> None:
         self._known, self._remembers, self._length = None, False, place
         self._ids[place : place + len(tokens)] = tokens
-        for rows, at in chunks(len(tokens), self.chunk):
-            ends = at + rows == len(tokens)
+        for rows, at, count in chunks(len(tokens), self.chunk):
+            ends = at + count == len(tokens)
             if ends and sampling is not None and sampling.penalises:
                 self._remember(place + len(tokens))
-            self._run_chunk(tokens[at : at + rows], place + at, sampling if ends else None, ends)
-            self._length = place + at + rows
+            self._run_chunk(rows, tokens[at : at + count], place + at, sampling if ends else None, ends)
+            self._length = place + at + count
 
-    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None, ends: bool) -> None:
-        step = self.steps.step(len(tokens), sampling, self.stream, ends=ends)
-        step.write("prompt", tokens, self.stream)
-        for name, length in (("q_len", len(tokens)), ("kv_len", position + len(tokens))):
-            if name in step.program.tensors:  # keys of one layer alone need no lengths
-                step.write(name, np.array([length], np.int32), self.stream)
-        self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
+    def _run_chunk(self, rows: int, tokens: np.ndarray, position: int, sampling: Sampling | None, ends: bool) -> None:
+        """A step of so many rows, of which these tokens are the last: what the others compute is dropped."""
+        step = self.steps.step(rows, sampling, self.stream, ends=ends)
+        end = position + len(tokens)
+        step.write("prompt", np.pad(tokens, (rows - len(tokens), 0)), self.stream)
+        for name, value in (("q_len", rows), ("kv_len", end), ("n_kept", position)):
+            if name in step.program.tensors:  # keys of one layer alone need no lengths, one row is no other's
+                step.write(name, np.array([value], np.int32), self.stream)
+        self.steps.counters.copy_from(np.array([end - rows, end - rows + 1], np.int32), self.stream)
         self._launch(step, position, len(tokens))
 
     def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
@@ -306,10 +310,18 @@ class Sequenced:
         return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
 
 
-def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """`count` positions as powers of two up to `most`: how many, and from where."""
-    at = 0
-    while at < count:
-        rows = min(most, 1 << ((count - at).bit_length() - 1))
-        yield rows, at
-        at += rows
+def chunks(count: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """`count` positions in steps of up to `most` rows: the rows of a step, its first position, and how many positions
+    it takes, which are the last of its rows."""
+    for at in range(0, count, most):
+        taken = min(most, count - at)
+        yield min(most, step_rows(taken)), at, taken
+
+
+def step_rows(count: int) -> int:
+    """The rows of a step for `count` positions: as few sizes as let no step take much longer than it must, as each is
+    bound, and may be compiled, when it is first needed. Up to FLAT rows time hardly grows, as weights are read."""
+    if count <= FLAT:
+        return 1 << (count - 1).bit_length()
+    unit = max(FLAT, (1 << (count - 1).bit_length()) // SIZES)
+    return -(-count // unit) * unit

@@ -20,7 +20,6 @@ from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.model.sequenced import chunks
 from ptxgen.targets import target
 from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, N_TOKENS, PROMPT, expected_tokens, llama2c, random_weights, small_spec
@@ -291,15 +290,6 @@ def test_attention_from_host_caches(device: Device) -> None:
             model.attention_with_cache(q[-1], kv[0][:, 1:], kv[1], kv[0][-1], kv[1][-1])
         with pytest.raises(SpecError, match=r"layer: must be from 0 to 2 \(got 3\)"):
             model.attention_with_cache(q[-1], kv[0][:-1], kv[1][:-1], kv[0][-1], kv[1][-1], 3)
-
-
-def test_chunks_are_powers_of_two_and_exact() -> None:
-    for wrong in (0, 3, 4.0, "8"):
-        with pytest.raises(SpecError, match=r"Model.chunk: must be a power of two"):
-            Model(file_of("llama"), CpuDevice(), chunk=wrong)
-    assert list(chunks(21, 8)) == [(8, 0), (8, 8), (4, 16), (1, 20)]
-    for count in range(1, 70):
-        assert sum(rows for rows, _ in chunks(count, 16)) == count
 
 
 @pytest.mark.parametrize(
