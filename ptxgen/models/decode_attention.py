@@ -19,6 +19,9 @@ from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 from ptxgen.targets import target as parse_target
 
+# Rows of a prompt's step up to which each reads the cache by itself, as a token does, by the bits of a query: attention
+# of many queries shares keys among them, but not among CTAs, and few rows leave it few CTAs.
+FEW_QUERIES = {32: 32, 16: 8}
 MANY_KEYS = 8192  # elements of a position of all sequences: 8 of llama-3-8b, 32 of TinyLlama 1.1B or Qwen2.5 1.5B
 
 
@@ -267,7 +270,11 @@ class AttentionOfStep(TiledProducts):
         given: dict[str, str | Ref] = {"q": q, "out": out}
         how: dict[str, Any] = {"indirect": True}
         kernel, sizes = "incremental_attention", {}
-        if self.step == "prefill":
+        if self.step == "prefill" and self.rows <= FEW_QUERIES[attention.q_dtype.bits]:
+            lengths = self.tensor("query_lengths", "input", (self.rows,), s32)
+            given, sizes = given | caches | {"seq_lens": lengths}, {"batch": self.rows}
+            how = {"batched": True, "one_cache": True, "programmatic": False}
+        elif self.step == "prefill":
             kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
             given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}

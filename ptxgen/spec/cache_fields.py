@@ -45,6 +45,11 @@ STRIDED = Said(
     draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("ring"))
     else (False,),
 )  # fmt: skip
+ONE_CACHE = Said(
+    doc="the queries of a batch are of one sequence, whose cache they read", later=True,
+    draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("strided"))
+    else (False,),
+)  # fmt: skip
 
 
 HEAD_SCALES = Said(
@@ -100,6 +105,16 @@ def strided_rules(batched: bool, page_size: int, ring: int, programmatic: bool) 
         yield f"strided: rows lie one after the other (got page_size={page_size}, ring={ring}; nearest: False)"
     if programmatic:
         yield "strided: needs programmatic=False (got programmatic=True; nearest: False)"
+
+
+def one_cache_rules(batched: bool, page_size: int, strided: bool, programmatic: bool) -> Iterator[str]:
+    """Reasons against one cache for all queries beside these fields."""
+    if not batched:
+        yield "one_cache: needs batched=True (got batched=False; nearest: False)"
+    if page_size or strided:
+        yield f"one_cache: has no pages and no strides (got page_size={page_size}, strided={strided}; nearest: False)"
+    if programmatic:  # it would read more than one position of those that the kernel ahead appends
+        yield "one_cache: needs programmatic=False (got programmatic=True; nearest: False)"
 
 
 def ring_rows(window: int, appended: int, max_len: int) -> int:

@@ -281,9 +281,15 @@ class Sequenced:
         step = self.steps.step(rows, sampling, self.stream, ends=ends)
         end = position + len(tokens)
         step.write("prompt", np.pad(tokens, (rows - len(tokens), 0)), self.stream)
-        for name, value in (("q_len", rows), ("kv_len", end), ("n_kept", position)):
-            if name in step.program.tensors:  # keys of one layer alone need no lengths, one row is no other's
-                step.write(name, np.array([value], np.int32), self.stream)
+        inputs = {
+            "q_len": [rows],
+            "kv_len": [end],
+            "n_kept": [position],
+            "query_lengths": range(end - rows + 1, end + 1),
+        }
+        for name, values in inputs.items():
+            if name in step.program.tensors:  # few rows need no lengths of all, one row is no other's
+                step.write(name, np.array(values, np.int32), self.stream)
         self.steps.counters.copy_from(np.array([end - rows, end - rows + 1], np.int32), self.stream)
         self._launch(step, position, len(tokens))
 
