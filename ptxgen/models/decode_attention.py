@@ -21,7 +21,7 @@ from ptxgen.targets import target as parse_target
 
 # Rows of a prompt's step up to which each reads the cache by itself, as a token does, by the bits of a query: attention
 # of many queries shares keys among them, but not among CTAs, and few rows leave it few CTAs.
-FEW_QUERIES = {32: 32, 16: 8}
+FEW_QUERIES = {32: 32, 16: 16}
 MANY_KEYS = 8192  # elements of a position of all sequences: 8 of llama-3-8b, 32 of TinyLlama 1.1B or Qwen2.5 1.5B
 
 

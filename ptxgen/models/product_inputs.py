@@ -30,6 +30,14 @@ def _fastest(rows: int, fields: tuple[tuple[str, Any], ...]) -> PackedGemm:
 
 
 @lru_cache(maxsize=1024)
+def _tokens_of_both(rows: int, first: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...]) -> int:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.tiles import tokens_of_both
+
+    return tokens_of_both(PackedGemm, dict(first), dict(then), rows)
+
+
+@lru_cache(maxsize=1024)
 def _fewest(rows: int, fields: tuple[tuple[str, Any], ...]) -> DigitGemm:
     from ptxgen.kernels.digit_gemm import DigitGemm
 
@@ -159,6 +167,16 @@ class ProductInputs(RowForms):
         by_row = self.in_units(kinds, k)
         each = {kind: fields | (self._unit_fields(kind) if by_row else {}) for kind in kinds}
         return min(self._tiles(n=n, k=k, weights=kind, **own).tokens for kind, own in each.items())
+
+    def _gate_tokens(self) -> int:
+        """Tokens of a tile for gate and up, which leave theirs to the product of down; 0 where only those of a few rows
+        or of other numbers are legal."""
+        gate, down = self.readers("gate_up"), self.readers("down_proj")
+        more: dict[str, Any] = {"x_dtype": bf16, "precision": self._rounding, "programmatic": self.programmatic}
+        first = {"n": gate.n, "k": gate.k, "weights": gate.kinds[0], **gate.fields, **more}
+        alone = bool(self.model.block.mlp_post_norm)
+        then = {"n": down.n, "k": down.k, "weights": down.kinds[0], "residual": not alone, **more}
+        return _tokens_of_both(self.rows, tuple(sorted(first.items())), tuple(sorted(then.items())))
 
     def _unit_fields(self, kind: str) -> dict[str, Any]:
         """Fields of a product of rows in units of their own with weights of a format."""

@@ -42,6 +42,8 @@ class TiledProducts(Products):
     def _tokens_of(self, role: str) -> int:
         """Tokens of a tile for the products of `role`."""
         readers = self.readers(role)
+        if self.rows > MOST_ROWS_FIRST and readers.fields.get("packed_out") and (both := self._gate_tokens()):
+            return both
         return self._tile_tokens(readers.kinds, readers.n, readers.k, **readers.fields)
 
     def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:
