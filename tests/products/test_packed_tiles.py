@@ -203,9 +203,9 @@ def test_gate_and_down_have_tiles_of_as_many_tokens(weights: str, rows: int) -> 
     """Those that are the fastest for both: of 64 or 112 tokens, which suit the gate alone, down would share no k."""
     gate = {"n": 14336, "k": 4096, "gated": True, "packed_out": True, "activation": "silu"}
     down = {"n": 4096, "k": 14336, "residual": True}
-    pair = [{**fields, "weights": weights, "precision": "fast", "programmatic": True} for fields in (gate, down)]
-    assert tiles.tokens_of_both(PackedGemm, *pair, rows) == 128
-    assert PackedGemm.best(rows, **{**pair[1], "tokens": 128}).split == 2
+    more: dict[str, Any] = {"weights": weights, "precision": "fast", "programmatic": True}
+    assert tiles.tokens_of_both(PackedGemm, {**gate, **more}, {**down, **more}, rows) == 128
+    assert PackedGemm.best(rows, **down, **more, tokens=128).split == 2
 
 
 @pytest.mark.parametrize("k", [4096, 14336])
