@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError
+from ptxgen.models import decode_attention
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
@@ -19,6 +20,14 @@ from tests.support.families import random_weights, small_spec
 
 CLOSE = 3e-5  # of logits around 10
 LENGTHS = (1, 2, 3, 5, 8, 9, 13, 15, 16, 17, 21, 32, 35)
+
+
+@pytest.fixture(params=["few", "many"])
+def attended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a step's queries are attended: few of them each by itself, or as many are."""
+    if request.param == "many":
+        monkeypatch.setattr(decode_attention, "FEW_QUERIES", {32: 0, 16: 0})
+    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -67,10 +76,12 @@ def test_rows_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "olmo2", "mistral"])
-def test_prompts_of_every_length_are_those_of_the_float64_model(device: Device, family: str) -> None:
+def test_prompts_of_every_length_are_those_of_the_float64_model(device: Device, family: str, attended: str) -> None:
     """From an empty sequence on, and behind another prompt."""
     file = file_of(family)
     model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(file.spec, file.values())
+    kernels = {op.spec.kernel_name for op in model.program("prefill", 16).ops if op.role == "attention"}
+    assert kernels == {"incremental_attention" if attended == "few" else "multi_head_attention"}
     for length in LENGTHS:
         prompt = prompt_of(model, length)
         token = model.prefill(prompt, 0)
@@ -101,6 +112,7 @@ def test_no_other_row_of_the_cache_changes(device: Device, kv_dtype: str) -> Non
                     assert (new[:, 19 : 19 + length] != old[name][:, 19 : 19 + length]).any()
 
 
+@pytest.mark.usefixtures("attended")
 def test_a_prompt_may_end_with_the_cache(device: Device) -> None:
     """A step has more rows than there is room for."""
     file = file_of("llama")
@@ -129,6 +141,7 @@ def test_a_prompt_gives_the_same_bits_again(device: Device) -> None:
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.usefixtures("attended")
 def test_no_finding_in_prompts_of_odd_lengths(mode: str) -> None:
     """Races, uninitialised memory and bounds; CTAs and warps in any order."""
     for family, rings in (("llama", False), ("gemma2", True)):
