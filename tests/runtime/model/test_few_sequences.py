@@ -52,6 +52,7 @@ def test_few_sequences_as_bf16_digits(slots: int, mode: str, precision: str, for
     file = ArrayFile(spec, random_weights(spec), format)
     model = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision)
     batch = model.batch(slots=slots)
+    batch.model.cache.zero()
     batch.cache.zero()  # rows past a length are loaded early
     kernels = [(op.role, op.spec.kernel_name) for op in batch._step.program.ops if op.layer == 1]
     if slots <= 8:
@@ -80,6 +81,7 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
     file = ArrayFile(spec, random_weights(spec), format)
     device = open_device("cuda") if mode == "cuda" else CpuDevice(mode=mode)
     batch = Model(file, device, "f32", chunk=1).batch(slots=slots)
+    batch.model.cache.zero()
     batch.cache.zero()
     ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
     assert [op.spec.by_row for op in ops] == [True] * 4
@@ -146,6 +148,7 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
     batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=3)
+    batch.model.cache.zero()
     batch.cache.zero()
     roles = [op.role for op in batch._step.program.ops if op.layer == 1]
     packed = [f"{role}.digits" for role in ("qkv", "o_proj", "gate_up", "down_proj")]
@@ -162,6 +165,7 @@ def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: py
     mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
     batch = Model(file, CpuDevice(mode="check"), "f32", chunk=1).batch(slots=2)
+    batch.model.cache.zero()
     batch.cache.zero()
     has_models_tokens(batch, file, 2, 4)
 
@@ -174,6 +178,7 @@ def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0
     mixed |= {"layers.0.down_proj": "q6_k", "layers.1.down_proj": "q4_k"} if kind == "q5_0" else {}
     file = ArrayFile(spec, random_weights(spec), kind, mixed)
     batch = Model(file, device, "f32", chunk=1, precision=precision).batch(slots=slots)
+    batch.model.cache.zero()
     batch.cache.zero()
     ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
     assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
