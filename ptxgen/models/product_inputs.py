@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
-from ptxgen.models.program import Part, Ref
+from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.row_forms import ZERO_POINTS_FROM, RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tokens import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.weights import weight_format
+from ptxgen.weights.e4m3 import BLOCK
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
@@ -69,7 +70,20 @@ class ProductInputs(RowForms):
 
     def _norm_weight(self, name: str) -> str:
         width = self.model.norms()[name] if self.layer >= 0 else self.model.dim
-        return self.vector(self.at(name), Part(self.at(name), width))
+        return self.vector(self.at(name), Part(self.at(name), width, self._pairs(name)))
+
+    def _pairs(self, name: str = "q_proj") -> Pairs | None:
+        """How rows of q and k, and weights of their heads' norms, lie other than in the file: what rotates together is
+        neighbours, so that a lane can rotate its own results. Not where a norm of all heads or scales of blocks know
+        the file's order."""
+        model = self.model
+        if name not in ("q_proj", "k_proj", "q_norm", "k_norm") or model.rope_style == "norm":
+            return None
+        rope, head = model.layer(self.layer).rope, model.shape.head_dim
+        if rope is None or model.block.qk_norm == "row":
+            return None
+        in_blocks = "e4m3_block" in (self.format_of(self.at(each)) for each in ("q_proj", "k_proj"))
+        return None if in_blocks and BLOCK % head else Pairs(head, rope.rotary_dim)
 
     def _norm_fields(self) -> dict[str, Any]:
         """Fields of a product that norms its inputs."""
