@@ -199,7 +199,7 @@ class _Step(AttentionOfStep):
             source, norm = self._input("gate_up", x, model.block.mlp_norm)
             if gated and self._gives_halves(kinds):
                 out = self._halves_of("down_proj", model.hidden, kinds[2:])
-                self._gate(source, norm, out, packed_out=True)
+                self._gate(source, norm, out, packed_out=True, **self._for_others(kinds[:2], kinds[2:]))
             elif gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
                 out = self.tensor(self.at("gate_up.out"), "scratch", (self.rows, model.hidden), bf16)
                 self._gate(source, norm, out, out_dtype=bf16)
@@ -220,8 +220,7 @@ class _Step(AttentionOfStep):
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""
-        alike = self.has_sums(kinds[:2]) == self.has_sums(kinds[2:])
-        return alike and self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
+        return self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
 
     def _gate(self, x: str | Ref, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

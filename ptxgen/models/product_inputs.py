@@ -120,7 +120,8 @@ class ProductInputs(RowForms):
         squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
         given: dict[str, str | Ref] = {"norm_weight": self._norm_weight(norm), "digits": digits}
         self.layer = here
-        return {**given, "out_squares": squares}, {"norm_out": True, "norm_offset": self.model.block.norm_offset}
+        fields = {"norm_out": True, "norm_offset": self.model.block.norm_offset}
+        return {**given, "out_squares": squares}, fields | self._for_others(self._kinds(name), kinds)
 
     def _halves_of(self, role: str, k: int, kinds: Sequence[str]) -> str:
         """Scratch memory for rows as bf16 digits, for weights of these formats."""

@@ -104,6 +104,10 @@ class RowForms(Draft):
         """Whether bf16 digits for weights of these formats have sums beside them."""
         return few.has_spans(weight_format(kinds[0]))
 
+    def _for_others(self, kinds: Sequence[str], behind: Sequence[str]) -> dict[str, Any]:
+        """The field of a product with weights of some formats whose digits are for others of the other kind."""
+        return {"other_kind": True} if self.has_sums(kinds) != self.has_sums(behind) else {}
+
     def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
         """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
         as they are: for so many weights of these formats."""
@@ -215,9 +219,7 @@ class RowForms(Draft):
         """Whether the product `name` can leave digits for the norm behind it."""
         norm, block = self._next_norm(name)[2], self.model.block
         alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
-        kinds = self._kinds_behind(name)
-        alike = self.has_sums(kinds) == self.has_sums(self._kinds(name))
-        return alone and bool(norm) and alike and self.takes_halves(kinds, self.model.dim)
+        return alone and bool(norm) and self.takes_halves(self._kinds_behind(name), self.model.dim)
 
     def _kinds_behind(self, name: str) -> list[str]:
         """The formats of the matrices behind the norm behind the product `name`."""
