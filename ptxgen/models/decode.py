@@ -211,12 +211,12 @@ class _Step(AttentionOfStep):
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 
     def _gates_halves(self, kinds: Sequence[str]) -> bool:
-        """Whether the product of gate and up reads bf16 digits: those of a norm, which not every model has there."""
+        """Whether the product of gate and up reads bf16 digits."""
         norm, weights = self.model.block.mlp_norm, 2 * self.model.hidden * self.model.dim
         left = self.normed.get(self.at(norm))
         if left:
             return self.is_in_digits(left)
-        return bool(norm) and self.halves(kinds[:2], weights, self.model.dim, normed=True)
+        return self.packs_halves(kinds[:2], norm) and self.halves(kinds[:2], weights, self.model.dim)
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""

@@ -56,8 +56,8 @@ class ProductInputs(RowForms):
         assert isinstance(x, str), "several rows are a tensor of their own"
         if norm and self.at(norm) in self.normed:
             return self.normed[self.at(norm)], norm
-        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
-            return (self._half_rows(role, x, k, norm, kinds) if norm else x), ""
+        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k):
+            return (self._half_rows(role, x, k, norm, kinds) if self.packs_halves(kinds, norm) else x), ""
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
         if self.in_units(kinds, k) or self.packs(kinds, k):

@@ -28,10 +28,9 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Largest number of rows for which byte codes are multiplied by byte digits: exact, and faster than rounded rows.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
-# Least number of weights of a product whose rows become bf16 digits (and not tiles for wgmma): HALVES_FROM_WEIGHTS for
-# rows that a launch norms anyway, LARGE for others. If successive products read and write digits, all of them do.
-LARGE = 1 << 24
-HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
+# Least number of 16-bit weights of a product whose rows become bf16 digits (and not tiles for wgmma). If successive
+# products read and write digits, all of them do.
+HALVES_FROM_WEIGHTS = {"exact": 1 << 24, "fast": 0}
 # Largest number of weights of gate and up together for which a model's K-quants are multiplied by bf16 digits. Three
 # bf16 digits save launches, but take longer than bytes with large matrices: faster at 2.3e7 and 2.8e7, slower at 1.2e8.
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
@@ -108,19 +107,20 @@ class RowForms(Draft):
         """The field of a product with weights of some formats whose digits are for others of the other kind."""
         return {"other_kind": True} if self.has_sums(kinds) != self.has_sums(behind) else {}
 
-    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
-        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
-        as they are: for so many weights of these formats."""
-        if not self.takes_halves(kinds, k):
-            return False
-        if HALVES.isdisjoint(kinds):
-            return normed
-        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
+    def halves(self, kinds: Sequence[str], weights: int, k: int) -> bool:
+        """Whether rows of k columns are for products of bf16 digits: for so many weights of these formats."""
+        enough = HALVES.isdisjoint(kinds) or weights >= HALVES_FROM_WEIGHTS[self._rounding]
+        return enough and self.takes_halves(kinds, k)
+
+    def packs_halves(self, kinds: Sequence[str], norm: str) -> bool:
+        """Whether rows become bf16 digits before products that take these: where a launch norms them anyway, where they
+        are rounded, and for weights of codes. Exact rows that no launch norms stay f32 for weights of 16 bits."""
+        return bool(norm) or self._rounding == "fast" or HALVES.isdisjoint(kinds)
 
     def reads_halves(self, name: str, k: int) -> bool:
         """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
         kinds = self._kinds(name)
-        large = self.model.dim * k >= LARGE or HALVES.isdisjoint(kinds)
+        large = self.halves(kinds, self.model.dim * k, k)
         chunks = name != "o_proj" or not self.has_sums(kinds) or self.model.shape.head_dim % STACK == 0  # of attention
         return chunks and (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
 

@@ -157,8 +157,7 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
 
 
 def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What attention leaves lies otherwise before each, and no product leaves digits for a layer of the other kind."""
-    monkeypatch.setattr(row_forms, "LARGE", 0)
+    """What attention leaves lies otherwise before each, and so do digits that a product leaves for the other kind."""
     monkeypatch.setitem(row_forms.HALVES_FROM_WEIGHTS, "exact", 0)
     spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
