@@ -179,6 +179,7 @@ def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0
     ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
     assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
     assert [role for layer, role, _ in ops if layer == 0 and role.endswith("_append")] == ["qk_append", "v_append"]
+    assert [role for _, role, _ in ops if role.endswith(".digits")] == ["qkv.digits"]  # of the first layer
     has_models_tokens(batch, file, slots, 2, precision)
 
 
@@ -199,4 +200,4 @@ def test_heads_that_are_no_whole_chunks_leave_rows() -> None:
     ops = Model(file, CpuDevice(mode="fast"), "f32", chunk=1).program("batch", 3).ops
     roles = {op.role: op.spec for op in ops if op.layer == 0}
     assert {"o_proj.digits", "o_proj", "gate_up", "down_proj"} <= roles.keys()
-    assert [roles[name].halves for name in ("attention", "o_proj", "down_proj")] == [0, False, True]
+    assert [roles[name].halves for name in ("attention", "o_proj", "down_proj")] == [0, True, True]
