@@ -220,7 +220,8 @@ class _Step(AttentionOfStep):
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""
-        return self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
+        leaves = self.leaves_for(kinds[:2], kinds[2:]) and self._gates_halves(kinds)
+        return leaves and self.reads_halves("down_proj", self.model.hidden)
 
     def _gate(self, x: str | Ref, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

@@ -143,7 +143,7 @@ def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
 @pytest.mark.parametrize("most", [0, 1 << 40])
 def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
-    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "exact", most)
+    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, True, most)
     spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
@@ -179,7 +179,9 @@ def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0
     ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
     assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
     assert [role for layer, role, _ in ops if layer == 0 and role.endswith("_append")] == ["qk_append", "v_append"]
-    assert [role for _, role, _ in ops if role.endswith(".digits")] == ["qkv.digits"]  # of the first layer
+    packed = [role for _, role, _ in ops if role.endswith(".digits")]
+    between = ["qkv.digits", "down_proj.digits"] * 2 + ["lm_head.digits"]
+    assert packed == (between if precision == "exact" and kind == "q5_0" else ["qkv.digits"])
     has_models_tokens(batch, file, slots, 2, precision)
 
 
