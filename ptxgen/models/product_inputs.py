@@ -55,7 +55,7 @@ class ProductInputs(RowForms):
         assert isinstance(x, str), "several rows are a tensor of their own"
         if norm and self.at(norm) in self.normed:
             return self.normed[self.at(norm)], norm
-        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k):
+        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k) and not self.takes_bytes(role, kinds):
             return (self._half_rows(role, x, k, norm, kinds) if self.packs_halves(kinds, norm) else x), ""
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""

@@ -129,6 +129,11 @@ class RowForms(Draft):
         are rounded, and for weights of codes. Exact rows that no launch norms stay f32 for weights of 16 bits."""
         return bool(norm) or self._rounding == "fast" or HALVES.isdisjoint(kinds)
 
+    def takes_bytes(self, role: str, kinds: Sequence[str]) -> bool:
+        """Whether rows that nothing left as bf16 digits become digits of bytes all the same: exact ones before K-quants
+        whose product adds to the residual stream, as these are the faster product where no launch is saved."""
+        return self._rounding == "exact" and role in ("o_proj", "down_proj") and self.has_sums(kinds)
+
     def reads_halves(self, name: str, k: int) -> bool:
         """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
         kinds = self._kinds(name)

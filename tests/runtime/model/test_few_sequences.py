@@ -200,4 +200,4 @@ def test_heads_that_are_no_whole_chunks_leave_rows() -> None:
     ops = Model(file, CpuDevice(mode="fast"), "f32", chunk=1).program("batch", 3).ops
     roles = {op.role: op.spec for op in ops if op.layer == 0}
     assert {"o_proj.digits", "o_proj", "gate_up", "down_proj"} <= roles.keys()
-    assert [roles[name].halves for name in ("attention", "o_proj", "down_proj")] == [0, True, True]
+    assert [roles[name].halves for name in ("attention", "o_proj", "down_proj")] == [0, False, True]
