@@ -71,7 +71,6 @@ def test_a_mixture_of_types_for_narrow_rows(slots: int, precision: str) -> None:
     formats["layers.1.down_proj"] = "q6_k"
     file = ArrayFile(spec, random_weights(spec), formats=formats)
     batch = Model(file, open_device("cpu", mode="check"), "f32", chunk=8, precision=precision).batch(slots)
-    batch.model.cache.zero()
     batch.cache.zero()  # rows past a length are loaded early
     joined = dict(batch.join(PROMPT) for _ in range(slots))
     batch.step()
