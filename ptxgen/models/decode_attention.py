@@ -21,7 +21,8 @@ from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 from ptxgen.targets import target as parse_target
 
 # Rows of a prompt's step up to which each reads the cache by itself, as a token does, by the bits of a query: attention
-# of many queries shares keys among them, but not among CTAs, and few rows leave it few CTAs.
+# of many queries shares keys among them, but not among CTAs, and few rows leave it few CTAs. (Measured on an H200 at
+# depths of 0 to 16384: 16 rows of 16 bits take 1 to 3 % longer at 0, and 4 to 38 % less from 4096 on.)
 FEW_QUERIES = {32: 32, 16: 16}
 MANY_KEYS = 8192  # elements of a position of all sequences: 8 of llama-3-8b, 32 of TinyLlama 1.1B or Qwen2.5 1.5B
 

@@ -1,5 +1,5 @@
-"""Batches of 9 to 64 sequences: which ops write rows as the tiles that the next product reads, so that no separate
-launch norms or packs them."""
+"""Which ops write rows as the tiles that the next product reads: of batches of 9 to 64 sequences also those of norms and
+attention, so that no separate launch norms or packs them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ position itself. The host says them only where they are others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.integers import as_index
 from ptxgen.models import ModelShape
 from ptxgen.models.memory_plan import positions_at_once
-from ptxgen.models.packing import WeightSource
+from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
+from ptxgen.models.prompt_steps import apart_from, steps_of
 from ptxgen.models.row_forms import PRECISIONS
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from ptxgen.runtime.kv.snapshot import Snapshot
 
 CHUNK = 512  # positions of a prompt that one step takes
-FLAT = 64  # rows of a step up to which sizes are powers of two
-SIZES = 16  # others are multiples of so many parts of the power of two above, and of FLAT
 NO_TOKEN = -1  # of a position whose token is not known
 
 
@@ -78,6 +77,7 @@ class Sequenced:
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()
+        self._apart = apart_from(precision, formats_of(source))
         self._length = 0
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
@@ -269,7 +269,7 @@ class Sequenced:
     def _prefill(self, tokens: np.ndarray, place: int, sampling: Sampling | None) -> None:
         self._known, self._remembers, self._length = None, False, place
         self._ids[place : place + len(tokens)] = tokens
-        for rows, at, count in chunks(len(tokens), self.chunk):
+        for rows, at, count in steps_of(len(tokens), self.chunk, self._apart):
             ends = at + count == len(tokens)
             if ends and sampling is not None and sampling.penalises:
                 self._remember(place + len(tokens))
@@ -314,20 +314,3 @@ class Sequenced:
     def __repr__(self) -> str:
         size = f"{self.shape.family} {self.shape.n_layers} × {self.spec.dim}"
         return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
-
-
-def chunks(count: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """`count` positions in steps of up to `most` rows: the rows of a step, its first position, and how many positions
-    it takes, which are the last of its rows."""
-    for at in range(0, count, most):
-        taken = min(most, count - at)
-        yield min(most, step_rows(taken)), at, taken
-
-
-def step_rows(count: int) -> int:
-    """The rows of a step for `count` positions: as few sizes as let no step take much longer than it must, as each is
-    bound, and may be compiled, when it is first needed. Up to FLAT rows time hardly grows, as weights are read."""
-    if count <= FLAT:
-        return 1 << (count - 1).bit_length()
-    unit = max(FLAT, (1 << (count - 1).bit_length()) // SIZES)
-    return -(-count // unit) * unit

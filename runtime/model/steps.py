@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Steps:
     """Weights, the cache of one sequence, scratch memory, `counters` (position, length), `tokens` and `logits`.
 
-    A prompt's steps have `chunk` rows or fewer. `overlaps`: kernels may start before the one ahead
+    A prompt's steps have up to `chunk` rows. `overlaps`: kernels may start before the one ahead
     has ended, where the device can. `rings`: layers with a window keep rings that take `chunk` positions at a time.
     `persistent`: a greedy decode step is one launch (`resident.py`).
     """

@@ -10,15 +10,17 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.models import decode_attention
+from ptxgen.models.prompt_steps import apart_from, step_rows, steps_of
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.model.sequenced import chunks, step_rows
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
 CLOSE = 3e-5  # of logits around 10
+BF16 = {"layers.0.o_proj": "bf16", "norm": "f32", "layers.0.mlp_norm": "f32"}
+Q4_K = BF16 | {"layers.0.q_proj": "q4_k"}
 LENGTHS = (1, 2, 3, 5, 8, 9, 13, 15, 16, 17, 21, 32, 35)
 
 
@@ -59,20 +61,28 @@ def test_rows_of_a_step() -> None:
     for wrong in (0, 3, 4.0, "8"):
         with pytest.raises(SpecError, match=r"Model.chunk: must be a power of two"):
             Model(file_of("llama"), CpuDevice(), chunk=wrong)
-    assert list(chunks(21, 8)) == [(8, 0, 8), (8, 8, 8), (8, 16, 5)]
-    assert list(chunks(300, 512)) == [(320, 0, 300)]
-    assert list(chunks(513, 512)) == [(512, 0, 512), (1, 512, 1)]
+    halves, codes = apart_from("fast", BF16), apart_from("exact", Q4_K)
+    assert list(steps_of(21, 8, halves)) == [(8, 0, 8), (8, 8, 8), (8, 16, 5)]
+    assert list(steps_of(300, 512, halves)) == [(320, 0, 300)]
+    assert list(steps_of(513, 512, halves)) == [(512, 0, 512), (1, 512, 1)]
+    assert list(steps_of(33, 512, halves)) == [(64, 0, 33)]
+    assert list(steps_of(33, 512, codes)) == [(32, 0, 32), (1, 32, 1)]
+    assert list(steps_of(40, 512, codes)) == [(32, 0, 32), (8, 32, 8)]
+    assert list(steps_of(41, 512, codes)) == [(64, 0, 41)]
+    assert list(steps_of(513 + 260, 512, codes)) == [(512, 0, 512), (256, 512, 256), (8, 768, 5)]
+    assert [apart_from("fast", Q4_K), apart_from("exact", BF16)] == [128, 128]
     sizes = [step_rows(count) for count in range(1, 4097)]
     assert all(small <= large for small, large in pairwise(sizes))
     assert len(set(sizes)) == 38
     for count, rows in enumerate(sizes, 1):
         assert count <= rows < (2 * count if count <= 64 else count + max(64, -(-count // 8)))
     for most in (1, 16, 512):
-        for count in range(1, 70):
-            steps = list(chunks(count, most))
-            assert [at for _, at, _ in steps] == list(range(0, count, most))
+        for count in range(1, 400):
+            steps = list(steps_of(count, most, 1 << (count % 9)))
+            assert [at for _, at, _ in steps] == [sum(taken for _, _, taken in steps[:i]) for i in range(len(steps))]
             assert sum(taken for _, _, taken in steps) == count
             assert all(taken <= rows <= most for rows, _, taken in steps)
+            assert all(taken == rows for rows, _, taken in steps[:-1])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "olmo2", "mistral"])
