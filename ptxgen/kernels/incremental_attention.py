@@ -86,9 +86,9 @@ class IncrementalAttention(KernelType):
     position are read after the wait. `batch_invariant`: a sequence's result has the same bytes in every batch, whatever
     its size and its other members. Splits then depend on the length alone, which costs time if they do not fill the
     GPU. `one_cache`: the queries of a batch are of one sequence, caches `[n_kv_heads, max_len, head_dim]`; query s sees
-    the first seq_lens[s] positions, none below 1. `halves`: out is so many bf16 digits of each value, as DigitGemm reads them, or
-    with `tile_tokens` in tiles of so many sequences, as PackedGemm reads them; elements without a sequence are left
-    unchanged.
+    the first seq_lens[s] positions, none below 1. `halves`: out is so many bf16 digits of each value, as DigitGemm
+    reads them, or with `tile_tokens` in tiles of so many sequences, as PackedGemm reads them; elements without a
+    sequence are left unchanged.
     """
 
     bundled_as = "decode"

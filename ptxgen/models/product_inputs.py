@@ -182,8 +182,8 @@ class ProductInputs(RowForms):
         return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in kinds)
 
     def _gate_tokens(self) -> int:
-        """Tokens of a tile for gate and up, which are of one format and leave bf16 tiles to the product of down; 0 where
-        no number of tokens that `tokens_of_both` tries is legal for both."""
+        """Tokens of a tile for gate and up, which have one format and leave bf16 tiles to the product of down; 0 where
+        no number that `tokens_of_both` tries is legal for both."""
         gate, down = self.readers("gate_up"), self.readers("down_proj")
         more: dict[str, Any] = {"x_dtype": bf16, "precision": self._rounding, "programmatic": self.programmatic}
         first = {"n": gate.n, "k": gate.k, "weights": gate.kinds[0], **gate.fields, **more}

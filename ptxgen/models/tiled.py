@@ -1,5 +1,5 @@
-"""Which ops write rows as the tiles that the next product reads: of batches of 9 to 64 sequences also those of norms and
-attention, so that no separate launch norms or packs them."""
+"""Which ops write rows as the tiles that the next product reads: in batches of 9 to 64 sequences also norms and
+attention do, so that no separate launch norms or packs them."""
 
 from __future__ import annotations
 
