@@ -172,11 +172,17 @@ class AttentionOfStep(TiledProducts):
             fields: dict[str, Any] = {"k": model.dim, "weights": kind, "bias": bool(bias)}
             fields |= self._divided_out if norm else {}
             fields |= self._tile_fields(source, n=width, **fields)
+            starts = self._attention_starts if names[-1] == QKV[-1] else "begin"
             taken = {name: value for name, value in fields.items() if name in OF_PRODUCT}
-            own = attention.fields("packed_qkv_append", **self._in_pages(), heads=heads, holds=self._holds, **taken)
+            own = attention.fields("packed_qkv_append", **self._in_pages(), heads=heads, next_starts=starts, **taken)
             role = "qkv_append" if names == QKV else f"{heads}_append"
             self.op("packed_qkv_append", role, given, {"rows": self.rows} | self._paged(), **own)
         return Ref(q)
+
+    @property
+    def _attention_starts(self) -> str:
+        """When attention begins behind the product in tiles of q, k and v."""
+        return "results"
 
     @property
     def _holds(self) -> bool:

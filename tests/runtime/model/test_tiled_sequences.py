@@ -16,7 +16,7 @@ from tests.support.array_file import ArrayFile
 from tests.support.batches import WIDE, has_models_tokens
 from tests.support.families import random_weights, small_spec
 
-SIX = ["qkv", "rope_append", "attention", "o_proj", "gate_up", "down_proj"]
+FIVE = ["qkv_append", "attention", "o_proj", "gate_up", "down_proj"]
 
 
 def program(family: str, slots: int, precision: str, format: str, **changes: object) -> Program:
@@ -38,14 +38,14 @@ def roles(steps: Program, layer: int) -> list[str]:
     ],
 )  # fmt: skip
 def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format: str) -> None:
-    """Six launches a layer but for the first one's norm; free slots disturb nobody."""
+    """Five launches a layer but for the first one's norm; free slots disturb nobody."""
     spec = small_spec("llama", **WIDE)
     file = ArrayFile(spec, random_weights(spec), format)
     batch = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision).batch(slots=slots)
     batch.cache.zero()  # rows past a length are loaded early
     steps = batch._step.program
-    assert roles(steps, 0) == ["qkv.pack", *SIX]
-    assert roles(steps, 1) == SIX
+    assert roles(steps, 0) == ["qkv.pack", *FIVE]
+    assert roles(steps, 1) == FIVE
     assert "lm_head.pack" not in roles(steps, -1)
     has_models_tokens(batch, file, slots - 1, 3, precision)
 
