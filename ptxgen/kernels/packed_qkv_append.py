@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
-STARTS = ("begin", "results", "end")
 # fields of the product that mean here what they mean there
 OF_PRODUCT = (
     "k", "weights", "tokens", "x_dtype", "precision", "bias", "norm", "eps", "programmatic", "by_row", "zero_points",
@@ -81,9 +80,9 @@ class PackedQkvAppend(KernelType):
     zero_points: bool = field(default=False, later=True, silent="it rounds less")
     promoted: bool = field(default=False, later=True, silent="the executor adds exactly")
     row_scales: bool = field(default=False, later=True)
-    next_starts: str = field(
-        default="begin", silent="it changes when the next kernel starts, not what this one computes",
-        doc="when the next kernel may start, if it is programmatic: with this one, with its results, or behind its end",
+    holds: bool = field(
+        default=False, silent="it changes when the next kernel starts, not what this one computes",
+        doc="the next kernel starts when this one has ended, programmatic or not",
     )  # fmt: skip
 
     sizes = {"rows": 7, "n_rows": -1, "pages": 8, "position": -1}  # -1: all, and one at random
@@ -113,7 +112,7 @@ class PackedQkvAppend(KernelType):
         ),
         dict(
             max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=512, tokens=16, kv_dtype="f16", rotary_dim=16,
-            bias=True, split=1, page_size=16, precision="fast", programmatic=True, next_starts="results",
+            bias=True, split=1, page_size=16, precision="fast", programmatic=True, holds=True,
         ),
         dict(
             max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=512, tokens=8, weights="int4_g128", x_dtype="f16",
@@ -127,7 +126,6 @@ class PackedQkvAppend(KernelType):
     def rules(self) -> Iterator[str]:
         yield from head_rules(self)
         yield from rules.one_of("heads", self.heads, tuple(HEADS))
-        yield from rules.one_of("next_starts", self.next_starts, STARTS)
         product: type[KernelType] = PackedGemm
         for reason in draft(product, self._product_fields())[1]:
             known = reason.partition(":")[0] in self.__dataclass_fields__
@@ -182,9 +180,7 @@ class PackedQkvAppend(KernelType):
     def build(self, b: Builder) -> None:
         product = self.product
         b.expose(spec=product)
-        late = self.programmatic and self.next_starts == "results"
-        results = partial(HeadResults, heads=self, first=self.rows_of.start, releases=late)
-        product.build_with(b, results, releases=self.next_starts == "begin")
+        product.build_with(b, partial(HeadResults, heads=self, first=self.rows_of.start), releases=not self.holds)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

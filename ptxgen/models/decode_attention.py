@@ -142,7 +142,7 @@ class AttentionOfStep(TiledProducts):
             given["squares"] = f"{left}.squares"
             fields |= self._divided_out
         given["x"] = left or self._half_rows("qkv", x, model.dim, norm, self._kinds(*QKV))
-        fields["holds"] = self._holds
+        fields["holds"] = self._has_many_keys and self._rounding == "exact"  # as in `_append`; rounded rows gain by it
         for names in self._stacks():
             weight, heads = self._stacked(names), "".join(name[0] for name in names)
             kind = self.tensors[weight].format
@@ -172,22 +172,12 @@ class AttentionOfStep(TiledProducts):
             fields: dict[str, Any] = {"k": model.dim, "weights": kind, "bias": bool(bias)}
             fields |= self._divided_out if norm else {}
             fields |= self._tile_fields(source, n=width, **fields)
-            starts = self._attention_starts if names[-1] == QKV[-1] else "begin"
+            holds = self._has_many_keys and names[-1] == QKV[-1]  # attention waits, the product of v does not
             taken = {name: value for name, value in fields.items() if name in OF_PRODUCT}
-            own = attention.fields("packed_qkv_append", **self._in_pages(), heads=heads, next_starts=starts, **taken)
+            own = attention.fields("packed_qkv_append", **self._in_pages(), heads=heads, holds=holds, **taken)
             role = "qkv_append" if names == QKV else f"{heads}_append"
             self.op("packed_qkv_append", role, given, {"rows": self.rows} | self._paged(), **own)
         return Ref(q)
-
-    @property
-    def _attention_starts(self) -> str:
-        """When attention begins behind the product in tiles of q, k and v."""
-        return "results"
-
-    @property
-    def _holds(self) -> bool:
-        """Whether attention begins when q, k and v are complete, as in `_append`; rounded rows gain by not waiting."""
-        return self._has_many_keys and self._rounding == "exact"
 
     def _qkv_append(self, x: str, attention: Attention) -> Ref:
         """The queries; keys and values are in the cache."""

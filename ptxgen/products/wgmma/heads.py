@@ -134,15 +134,14 @@ class HeadsOut(RowsOut):
 
 
 class HeadResults(Results):
-    """`Results` of a product whose rows are those of q, k and v, from `first` on; `releases`: with a tile's results
-    the next kernel may start."""
+    """`Results` of a product whose rows are those of q, k and v, from `first` on."""
 
     def __init__(
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]], *,
-        heads: Heads, first: int, releases: bool,
+        heads: Heads, first: int,
     ) -> None:  # fmt: skip
         super().__init__(b, spec, at, ring, sums)
-        self.heads, self.first, self.releases = heads, first, releases
+        self.heads, self.first = heads, first
 
     def _make_outlet(self) -> HeadsOut:
         loads = self.at.out_tokens // self.together
@@ -159,6 +158,4 @@ class HeadResults(Results):
     def _find_beside(self, row: Reg, column: Reg) -> None:
         if self.at.crowded:
             self.heads_out.ask(row, column, self.count)
-        if self.releases:
-            self.b.op("griddepcontrol.launch_dependents")
         self.heads_out.find_rows(self.left)
