@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # fields of the product that mean here what they mean there
 OF_PRODUCT = (
-    "k", "weights", "tokens", "x_dtype", "precision", "bias", "norm", "eps", "programmatic", "by_row", "zero_points",
-    "promoted", "row_scales", "tile_rows", "split", "share", "stream", "slices", "evict_first",
+    "k", "weights", "tokens", "x_dtype", "precision", "bias", "norm", "eps", "programmatic", "by_row", "promoted",
+    "row_scales", "tile_rows", "split", "share", "stream", "slices", "evict_first",
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ class PackedQkvAppend(KernelType):
     neighbours, as in `Rope` with style "norm". A token whose position is outside the cache appends nothing, but its q
     is written.
 
-    `k`, `weights`, `tokens`, `x_dtype`, `precision`, `by_row`, `zero_points`, `promoted`, `row_scales`, `norm`, `eps`:
+    `k`, `weights`, `tokens`, `x_dtype`, `precision`, `by_row`, `promoted`, `row_scales`, `norm`, `eps`:
     the product, as in PackedGemm. `tile_rows`, `split`, `share`, `stream`, `slices`, `evict_first`: its tiles.
     `heads`: "qkv", "qk" or "v".
     """
@@ -77,7 +77,6 @@ class PackedQkvAppend(KernelType):
     slices: int = field(default=1, later=True)
     evict_first: bool = field(default=False, later=True, silent="the executor has no L2")
     by_row: bool = field(default=False, later=True)
-    zero_points: bool = field(default=False, later=True, silent="it rounds less")
     promoted: bool = field(default=False, later=True, silent="the executor adds exactly")
     row_scales: bool = field(default=False, later=True)
     holds: bool = field(

@@ -93,7 +93,7 @@ class Products(ProductInputs):
         """Of a product with these fields that reads x in tiles, the fields that follow from x, and its own tile."""
         held = self.tensors[x]
         found = {"tokens": held.shape[-2], "x_dtype": held.dtype, "precision": self._rounding}
-        found |= self._unit_fields(fields["weights"]) if held.dtype == f16 else {}
+        found |= {"by_row": True} if held.dtype == f16 else {}
         tiles = self._tiles(**fields, **found)
         return found | {name: getattr(tiles, name) for name in TILE}
 
