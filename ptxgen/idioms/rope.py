@@ -148,7 +148,7 @@ class Rotor:
 
 def load_turns(b: Builder, r: Rotation, chunk: Reg, rotates: Reg, dtype: DType, elements: int = CHUNK) -> Rotor:
     """Load the frequencies of this chunk's pairs; they are constants, so nothing need be waited for. `elements` of a
-    chunk: with style "norm" four will do."""
+    chunk: 8, or with style "norm" 4."""
     table = b.op("mov.u64", "turns_row", turns_table(b, r))
     if r.style == "norm":
         turns, partners = b.array("turn", "b64", elements // 2), b.array("cross", "f32", 2)

@@ -39,11 +39,11 @@ class PackedQkvAppend(KernelType):
     """Compute weight · x, rotate q and k, and append k and v to every KV head's caches, for many tokens, each of a
     sequence of its own.
 
-    x is packed by PackTokens, as PackedGemm reads it; weight is packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows
+    x is packed as PackedGemm reads it; weight is packed `[(n_heads + 2 n_kv_heads) · head_dim, k]`: rows
     of q, then of k, then of v, or only those of `heads`, as bias. q f32 `[rows, n_heads, head_dim]`; caches, positions
     `[rows]` and pages as in `KvCacheScatter`. The first `rotary_dim` elements of a head of q and k rotate in pairs of
     neighbours, as in `Rope` with style "norm". A token whose position is outside the cache appends nothing, but its q
-    is written.
+    is written. Caches in int8 are refused.
 
     `k`, `weights`, `tokens`, `x_dtype`, `precision`, `by_row`, `promoted`, `row_scales`, `norm`, `eps`:
     the product, as in PackedGemm. `tile_rows`, `split`, `share`, `stream`, `slices`, `evict_first`: its tiles.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ptxgen.kernels import PackedGemm
+from ptxgen.kernels import PackedGemm, PackedQkvAppend
 from ptxgen.models.decode import step_program
 from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
@@ -50,6 +50,30 @@ def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format:
     has_models_tokens(batch, file, slots - 1, 3, precision)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_attention_waits_for_the_last_of_q_k_and_v_where_keys_are_many(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of values in a format of their own the launch of q and k lets the next begin."""
+    spec = small_spec("llama", **WIDE)
+    kv_width = spec.shape.n_kv_heads * spec.shape.head_dim
+    monkeypatch.setattr("ptxgen.models.decode_attention.MANY_KEYS", 17 * kv_width + more)
+    formats = {name: "q4_k" for name, shape in spec.tensors().items() if len(shape) == 2}
+    formats |= {"layers.1.v_proj": "q6_k"}
+    steps = step_program(spec, formats, "batch", rows=17, target="sm_90a", precision="fast")
+    found = [[(op.role, op.spec.holds) for op in steps.ops
+              if op.layer == layer and isinstance(op.spec, PackedQkvAppend)] for layer in (0, 1)]  # fmt: skip
+    holds = not more
+    assert found == [[("qkv_append", holds)], [("qk_append", False), ("v_append", holds)]]
+
+
+@pytest.mark.parametrize(("kv_dtype", "changes"), [("s8", {}), ("f16", {"head_dim": 24})])
+def test_what_the_product_cannot_append_a_launch_does(kv_dtype: str, changes: dict[str, int]) -> None:
+    spec = small_spec("llama", **{**WIDE, **changes})
+    fields: dict[str, Any] = {"rows": 9, "target": "sm_90a", "precision": "fast", "kv_dtype": kv_dtype}
+    assert roles(step_program(spec, "bf16", "batch", **fields), 1)[:2] == ["qkv", "rope_append"]
+
+
 def test_norms_behind_a_product_are_launches() -> None:
     """Gemma 2 norms what it adds; its attention leaves tiles, as others' does."""
     steps = program("gemma2", 9, "fast", "bf16")
@@ -67,9 +91,20 @@ def test_rows_in_units_of_their_own_and_many_rows_are_packed(slots: int, precisi
     assert not any(getattr(op.spec, "norm_out", False) or getattr(op.spec, "tile_tokens", 0) for op in steps.ops)
 
 
-def test_rows_that_are_no_whole_blocks_are_packed() -> None:
-    """Of 64 columns a norm is a launch; attention's tiles have zeros behind them."""
-    steps = program("llama", 9, "fast", "bf16", hidden_size=320, head_dim=80)
+@pytest.mark.parametrize(("slots", "mode", "precision"), [(9, "check", "fast"), (17, "random", "exact")])
+def test_rows_that_end_within_a_block(slots: int, mode: str, precision: str) -> None:
+    """Tiles that attention and products leave have zeros behind such rows, in memory that all layers share."""
+    spec = small_spec("llama", **{**WIDE, "hidden_size": 320, "head_dim": 80})
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+    batch = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision).batch(slots=slots)
+    batch.cache.zero()
+    assert roles(batch._step.program, 1) == FIVE
+    has_models_tokens(batch, file, slots - 1, 3, precision)
+
+
+def test_rows_that_are_no_whole_loads_of_squares_are_packed() -> None:
+    """Of 64 columns a lane loads the squares together."""
+    steps = program("llama", 9, "fast", "bf16", hidden_size=336, head_dim=80)
     assert "gate_up.pack" in roles(steps, 1)
     assert "o_proj.pack" not in roles(steps, 1)
 
