@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.check.shadow import report
-from ptxgen.runtime.cpu.check.shared_cells import ANY_LANE, PARAMETERS, PROXY, Cells, cell_at, last_cell, place_of, report_at
+from ptxgen.runtime.cpu.check.shared_cells import (
+    ANY_LANE,
+    PARAMETERS,
+    PROXY,
+    Cells,
+    cell_at,
+    last_cell,
+    place_of,
+    report_at,
+)
 from ptxgen.runtime.cpu.native.ir import Code, vec
 from ptxgen.runtime.cpu.native.layout import CHECK, CTA, LATE_WRITER, LAUNCH, WARP
 from ptxgen.runtime.cpu.support import support
