@@ -51,7 +51,7 @@ def squares(x: np.ndarray) -> np.ndarray:
     return np.asarray((parts**2).sum(2).astype(np.float32))
 
 
-def norm_rules(spec: PackedProduct) -> Iterator[str]:
+def product_norm_rules(spec: PackedProduct) -> Iterator[str]:
     """What a norm before a product and one behind it ask for."""
     yield from rules.one_of("norm", spec.norm, ("", "rms"))
     yield from rules.between("eps", spec.eps, 0.0, 1.0)
