@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.program import Part, Ref
-from ptxgen.models.row_forms import ZERO_POINTS_FROM, RowForms
+from ptxgen.models.row_forms import RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tokens import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
-from ptxgen.weights import weight_format
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
@@ -156,14 +155,8 @@ class ProductInputs(RowForms):
         """Tokens of a tile for products with weights of these formats."""
         of = bf16 if self.scale_group(kinds, k) is None else e4m3
         fields |= {"x_dtype": of, "precision": self._rounding}
-        by_row = self.in_units(kinds, k)
-        each = {kind: fields | (self._unit_fields(kind) if by_row else {}) for kind in kinds}
-        return min(self._tiles(n=n, k=k, weights=kind, **own).tokens for kind, own in each.items())
-
-    def _unit_fields(self, kind: str) -> dict[str, Any]:
-        """Fields of a product of rows in units of their own with weights of a format."""
-        exact = self._rounding == "exact" and self.rows >= ZERO_POINTS_FROM
-        return {"x_dtype": f16, "by_row": True, "zero_points": exact and weight_format(kind).has_mins}
+        fields |= {"x_dtype": f16, "by_row": True} if self.in_units(kinds, k) else {}
+        return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in kinds)
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""

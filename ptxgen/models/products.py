@@ -78,7 +78,7 @@ class Products(ProductInputs):
             if fields["x_dtype"] in (e4m3, f16):
                 given["x_scales"] = f"{x}.scales"
             if fields["x_dtype"] == f16:
-                fields |= self._unit_fields(held.format)
+                fields["by_row"] = True
                 given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
             fields |= {name: getattr(tiles, name) for name in TILE}

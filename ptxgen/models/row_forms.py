@@ -37,7 +37,7 @@ HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
 SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
 # More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
 # of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
-# long: digits of bytes are faster elsewhere. From ZERO_POINTS_FROM rows on codes with mins are less their zero points.
+# long: digits of bytes are faster elsewhere.
 FEW, SOME = 8, 16
 K_QUANTS = ("q4_k", "q5_k", "q6_k")
 ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}
@@ -46,7 +46,6 @@ UNITS_TO = {
     "fast": ROUNDED_UNITS_TO,
     "e4m3": ROUNDED_UNITS_TO,
 }
-ZERO_POINTS_FROM = 33
 LONG = 8192
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.builder.values import Reg
 
+APART = (0x4240, 0x4341)  # selectors of bytes 0 and 2, and 1 and 3, of a word, each below one of a second word
 _TWO_23 = 8388608.0
 
 
@@ -60,16 +61,16 @@ def pair_of_bf16(value: float) -> int:
     return half << 16 | half
 
 
-def pair_of_f16(value: float) -> int:
-    """The bits of an f16 number, twice."""
-    half = int(np.float16(value).view(np.uint16))
-    return half << 16 | half
+def pair_of_f16(value: float, upper: float | None = None) -> int:
+    """The bits of an f16 number, twice, or with another in the upper half."""
+    low, high = (int(np.float16(each).view(np.uint16)) for each in (value, value if upper is None else upper))
+    return high << 16 | low
 
 
 def bytes_to_f16(b: Builder, out: Sequence[Reg], word: Reg, *, apart: bool = False) -> None:
     """Bytes of a word as two registers of f16 pairs, each 1024 more than the byte: 0x64 above it. The first has bytes
     0 and 1, or with `apart` 0 and 2."""
-    for register, selector in zip(out, (0x4240, 0x4341) if apart else (0x4140, 0x4342), strict=True):
+    for register, selector in zip(out, APART if apart else (0x4140, 0x4342), strict=True):
         b.op("prmt.b32", register, word, 0x64646464, selector)
 
 

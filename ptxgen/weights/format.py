@@ -53,15 +53,15 @@ class Piece:
 
 
 class ZeroPoints(NamedTuple):
-    """Codes that stand for 0, and what is left: weight = scale · (code − zero) + offset, with the zero of its columns.
+    """What stands for 0 in 32 columns: weight = d · (scale · code − zero) + offset, with the zero near dmin · min / d.
 
-    `zeros`: words for `WeightFormat.codes_less_zeros`. `offsets`: two fragments like `mins_as_f16`, whose sum is the
-    offset, to 22 bits or 2^-33 of the larger of d and dmin. `scales`, `units`: what products of the codes, and of the
-    offsets, are multiplied by in rows g and g + 8."""
+    Of the lane's own columns, pairs of f16 for rows g and g + 8 in units of codes: `zeros`, negated, and `mins`. Of
+    each row d (`steps`), dmin (`less`), and the unit of offsets."""
 
     zeros: Sequence[Reg]
-    offsets: Sequence[Sequence[Reg]]
-    scales: Sequence[Reg]
+    mins: Sequence[Reg]
+    steps: Sequence[Reg]
+    less: Sequence[Reg]
     units: Sequence[Reg]
 
 
@@ -296,8 +296,17 @@ class WeightFormat(ABC):
         return self.scales(b, words, chunk)
 
     def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
-        """The zero points of a tile, of formats with mins; `name`: of the registers of offsets, scales and units, which
-        hold until its products are done."""
+        """The zero points of a tile, of formats with mins; `name`: of registers that hold until its products are
+        done."""
+        raise NotImplementedError(self.name)
+
+    def zero_offsets(self, b: Builder, points: ZeroPoints, half: int) -> Sequence[Sequence[Reg]]:
+        """Two fragments like `mins_as_f16`, whose sum are the offsets, to 22 bits or 2^-33 of the larger of d and dmin;
+        of rows g (`half` 0), then of rows g + 8."""
+        raise NotImplementedError(self.name)
+
+    def zero_units(self, b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """`code_units` of `codes_less_zeros` and of `zero_offsets`."""
         raise NotImplementedError(self.name)
 
     def codes_less_zeros(

@@ -185,10 +185,16 @@ class Q4K(ByteCodes):
         return sub_blocks.sub_block_mins(b, *words[24:])
 
     def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return sub_blocks.block_factors(b, words[22:24], sub_blocks.INTEGER_UNITS)
+        return sub_blocks.block_factors(b, words[22:24], (sub_blocks.CODE_UNIT,) * 2)
 
     def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
-        return sub_blocks.sub_block_zeros(b, words[22:24], words[24], words[25], name, 15, sub_blocks.INTEGER_UNITS)
+        return sub_blocks.sub_block_zeros(b, words[22:24], words[24], words[25], name)
+
+    def zero_offsets(self, b: Builder, points: ZeroPoints, half: int) -> Sequence[Sequence[Reg]]:
+        return sub_blocks.sub_block_offsets(b, points, half)
+
+    def zero_units(self, b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return sub_blocks.sub_block_units(b, points)
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])

@@ -100,21 +100,27 @@ class Q5K(ByteCodes):
         return (*self.pieces, *(replace(piece, offset=piece.offset + 512) for piece in q4_k.OWN_MINS))
 
     def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
-        sub_blocks.sub_block_integers(b, self, words, words[20:24], chunk, out[0])
+        sub_blocks.byte_integers(b, self, words, words[20:24], chunk, out[0])
 
     def codes_less_zeros(
         self, b: Builder, words: Sequence[Reg], zeros: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]
     ) -> None:
-        sub_blocks.sub_block_integers(b, self, words, words[20:24], chunk, out[0], zeros)
+        sub_blocks.byte_integers(b, self, words, words[20:24], chunk, out[0], zeros)
 
     def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
         return sub_blocks.sub_block_mins(b, *words[28:])
 
     def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return sub_blocks.block_factors(b, words[26:28], (1.0, 1.0))
+        return sub_blocks.block_factors(b, words[26:28], (sub_blocks.CODE_UNIT,) * 2)
 
     def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
-        return sub_blocks.sub_block_zeros(b, words[26:28], words[28], words[29], name, 31, (1.0, 1.0))
+        return sub_blocks.sub_block_zeros(b, words[26:28], words[28], words[29], name)
+
+    def zero_offsets(self, b: Builder, points: ZeroPoints, half: int) -> Sequence[Sequence[Reg]]:
+        return sub_blocks.sub_block_offsets(b, points, half)
+
+    def zero_units(self, b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return sub_blocks.sub_block_units(b, points)
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
 from ptxgen.weights.bits import (
-    byte_to_f16,
+    APART,
+    NIBBLE_UNITS,
     bytes_to_bf16,
     bytes_to_f16,
     bytes_to_f32,
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.builder.values import Reg
 
-INTEGER_UNITS = (2.0**20, 2.0**16)  # of rows g and g + 8 in `nibble_integers`: 2^-24 times 16, and times 256
+CODE_UNIT = 2.0**24  # codes times scales are counted in the smallest f16 number
+SUBS = 8  # of a block
+# of dmin and d in zero points: f16 has integers up to 2048, which 63 times this is, as a code times a scale
+MOST_RATIO = 32
+OFFSET_UNIT = 8  # offsets are in 2^-8 of the power of two below the larger of d and dmin
+EXPONENT = 0x7F800000
+# less the bits of a power of two: -2^24 over that, in the unit of offsets
+INVERSE = (1 << 31) + (2 * 127 + 24 + OFFSET_UNIT << 23) & 0xFFFFFFFF
 QUAD_CLAMP = 0x1C1F  # of `shfl`, for lanes of the same four
 MIN_ORDER = (0, 2, 1, 3)  # of the mins' lower bits: where byte j's nibble stands
 
@@ -80,76 +88,92 @@ def min_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
     return out
 
 
-def sub_block_integers(
-    b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg],
-    zeros: Sequence[Reg] = (),
-) -> None:  # fmt: skip
-    """`codes_as_f16` by the words of all blocks' scales: 1024 + code, times the scale, less 1024 times that, exactly.
-    Less `zeros`: 1024 + code less 1024 + zero, times the scale, as f16 does not hold 1024 + zero times any scale."""
-    factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
-    less = convert.scratch_array(b, "integer_less", "b32", 2).regs
-    masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
-    if chunk == 0:
-        for word, own in zip(scales, masked, strict=True):
-            b.op("and.b32", own, word, 0x3F3F3F3F)
-    if chunk % 2 == 0:
-        upper, t = divmod(chunk // 2, 4)
-        for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
-            byte_to_f16(b, factor, masked[t], 2 * half + upper, 0)
-            if zeros:
-                b.op("prmt.b32", offset, zeros[t], 0xE4E4E4E4, _twice(2 * half + upper))
-            else:
-                b.op("mul.rn.f16x2", offset, factor, constant(b, "minus_1024", pair_of_f16(-1024)))
-    for half, (factor, offset) in enumerate(zip(factors, less, strict=True)):
-        bytes_to_f16(b, out[half::2], kind.code_bytes(b, words, chunk, half), apart=True)
-        for register in out[half::2]:
-            if zeros:
-                b.op("add.rn.f16x2", register, register, offset)
-                b.op("mul.rn.f16x2", register, register, factor)
-            else:
-                b.op("fma.rn.f16x2", register, register, factor, offset)
-
-
-def _twice(byte: int) -> int:
-    """The selector of a byte below one of the second word, twice."""
-    return 0x4040 | byte << 8 | byte
-
-
 def nibble_integers(
     b: Builder, word: Reg, scales: Sequence[Reg], chunk: int, out: Sequence[Reg], zeros: Sequence[Reg] = ()
 ) -> None:  # fmt: skip
-    """`codes_as_f16` of nibbles, in `INTEGER_UNITS`, by the words of all blocks' scales. A nibble at the lower end
-    of an f16 is so many times its smallest number; 16 times the scale is multiplied with that, exactly. So are
-    `zeros`, whose sign is set."""
+    """`codes_as_f16` of nibbles, by the words of all blocks' scales. A nibble at the lower end of an f16 is so many
+    times its smallest number, one in the upper half of a byte 16 times that; the scale is multiplied with it, exactly.
+    `zeros`: the lane's own, as `sub_block_zeros` leaves them, which are subtracted."""
+    factors, less = _factors(b, scales, chunk, NIBBLE_UNITS, zeros)
+    shifted = convert.scratch(b, "odd_nibbles", "b32")
+    for odd in (0, 1):
+        if odd:
+            word = b.op("shr.u32", shifted, word, 8)
+        for half, mask in enumerate((0x000F000F, 0x00F000F0)):
+            register = out[2 * odd + half]
+            b.op("and.b32", register, word, mask)
+            _times(b, register, factors[half], less[half])
+
+
+def byte_integers(
+    b: Builder, kind: ByteCodes, words: Sequence[Reg], scales: Sequence[Reg], chunk: int, out: Sequence[Reg],
+    zeros: Sequence[Reg] = (),
+) -> None:  # fmt: skip
+    """The same of codes that are bytes."""
+    factors, less = _factors(b, scales, chunk, (1.0, 1.0), zeros)
+    for half in (0, 1):
+        codes = kind.code_bytes(b, words, chunk, half)
+        for register, selector in zip(out[half::2], APART, strict=True):
+            b.op("prmt.b32", register, codes, 0, selector)
+            _times(b, register, factors[half], less[half])
+
+
+def _times(b: Builder, register: Reg, factor: Reg, less: Reg | None) -> None:
+    if less is None:
+        b.op("mul.rn.f16x2", register, register, factor)
+    else:
+        b.op("fma.rn.f16x2", register, register, factor, less)
+
+
+def _factors(
+    b: Builder, scales: Sequence[Reg], chunk: int, units: Sequence[float], zeros: Sequence[Reg]
+) -> tuple[Sequence[Reg], Sequence[Reg | None]]:
+    """A chunk's scales in units of rows g and g + 8, each twice, and what is added to the products, if there are zero
+    points. These come from another lane, and are asked for a sub-block ahead."""
     masked = convert.scratch_array(b, "scale_bytes", "b32", 4)
     factors = convert.scratch_array(b, "integer_scale", "b32", 2).regs
-    less = convert.scratch_array(b, "integer_less", "b32", 2).regs if zeros else ()
+    less: Sequence[Reg | None] = (None, None)
     if chunk == 0:
         for each, own in zip(scales, masked, strict=True):
             b.op("and.b32", own, each, 0x3F3F3F3F)
     if chunk % 2 == 0:
         upper, t = divmod(chunk // 2, 4)
         both = convert.scratch(b, "integer_scales", "b32")
-        pair_of_rows = tuple(convert.scratch(b, f"integer_scale_{name}", "b16") for name in ("lower", "upper"))
-        b.op("prmt.b32", both, masked[t], 0x74747474, 0x4240 | 0x0101 * upper)
-        b.op("add.rn.f16x2", both, both, constant(b, "minus_16384", pair_of_f16(-16384)))
-        b.op("mov.b32", pair_of_rows, both)
-        for factor, scale in zip(factors, pair_of_rows, strict=True):
-            b.op("mov.b32", factor, (scale, scale))
-        for half, offset in enumerate(less):
-            b.op("prmt.b32", offset, zeros[t], 0x80808080, _twice(2 * half + upper))
-            b.op("mul.rn.f16x2", offset, offset, factors[half])
-    shifted = convert.scratch(b, "odd_nibbles", "b32")
-    for odd in (0, 1):
-        if odd:
-            word = b.op("shr.u32", shifted, word, 8)
-        for half, (factor, mask) in enumerate(zip(factors, (0x000F000F, 0x00F000F0), strict=True)):
-            register = out[2 * odd + half]
-            b.op("and.b32", register, word, mask)
-            if zeros:
-                b.op("fma.rn.f16x2", register, register, factor, less[half])
-            else:
-                b.op("mul.rn.f16x2", register, register, factor)
+        b.op("prmt.b32", both, masked[t], 0x64646464, APART[upper])
+        minus = constant(b, "minus_1024_units", pair_of_f16(*(-1024 * unit for unit in units)))
+        if units == (1.0, 1.0):
+            b.op("add.rn.f16x2", both, both, minus)
+        else:
+            b.op("fma.rn.f16x2", both, both, constant(b, "scale_units", pair_of_f16(*units)), minus)
+        _each_twice(b, both, factors)
+    if zeros:
+        less = _asked(b, zeros, chunk)
+    return factors, less
+
+
+def _asked(b: Builder, zeros: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+    """The zero points of a chunk in rows g and g + 8, each twice."""
+    asked = convert.scratch_array(b, "zeros_of_columns", "b32", 2).regs
+    out = convert.scratch_array(b, "integer_less", "b32", 2).regs
+    if chunk % 2 == 0:
+        sub = chunk // 2
+        for each in range(0 if sub == 0 else sub + 1, min(sub + 2, SUBS)):
+            b.op("shfl.sync.idx.b32", asked[each % 2], zeros[each // 4], each % 4, QUAD_CLAMP, 0xFFFFFFFF)
+        _each_twice(b, asked[sub % 2], out)
+    return out
+
+
+def _each_twice(b: Builder, both: Reg, out: Sequence[Reg]) -> None:
+    """The two halves of a word as pairs."""
+    for register, half in zip(out, _halves(b, both), strict=True):
+        b.op("mov.b32", register, (half, half))
+
+
+def _halves(b: Builder, word: Reg) -> tuple[Reg, Reg]:
+    """The two halves of a word."""
+    low, high = (convert.scratch(b, f"half_of_pair_{name}", "b16") for name in ("lower", "upper"))
+    b.op("mov.b32", (low, high), word)
+    return low, high
 
 
 def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
@@ -162,82 +186,62 @@ def sub_block_mins(b: Builder, upper: Reg, lower: Reg) -> Sequence[Reg]:
     return (*out, *out)
 
 
-def sub_block_zeros(
-    b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, name: str, most: int, units_of_codes: Sequence[float]
-) -> ZeroPoints:  # fmt: skip
-    """`zero_points` by the words of d and dmin and those of `OWN_MINS`: min / scale, rounded to a code, 0 to `most`.
+def sub_block_zeros(b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, name: str) -> ZeroPoints:
+    """`zero_points` by the words of d and dmin and those of `OWN_MINS`.
 
-    Each lane finds those of its four sub-blocks, and the four lanes of the rows tell each other. Zeros of row g + 8
-    stand where its codes do, four bits up where `units_of_codes` differ. Offsets are scale · zero − min in a power of
-    two below the larger of d and dmin, of which `pack` leaves 0 where it is multiplied by zeros alone."""
-    mins, own_scales = _own_min_bytes(b, upper, lower), convert.scratch(b, "own_scales", "b32")
-    b.op("and.b32", own_scales, upper, 0x3F3F3F3F)
-    factor, less, inverse = (convert.scratch(b, each, "f32") for each in ("block_factor", "block_less", "inverse_unit"))
-    steps, values = (convert.scratch_array(b, f"zero_{each}", "f32", 2).regs for each in ("step", "min"))
-    zeros = convert.scratch_array(b, "zero_point", "f32", 4).regs
-    scales, units = pair(b, f"{name}_scale"), pair(b, f"{name}_unit")
-    first, second = (convert.scratch_array(b, f"{name}_{each}_offset", "b32", 2).regs for each in ("first", "second"))
-    for half, (word, scale, unit, of_codes) in enumerate(zip(blocks, scales, units, units_of_codes, strict=True)):
-        b.note(f"row {'g + 8' if half else 'g'}: zero points of its sub-blocks, and what they leave, in a unit")
-        _unit_of(b, word, unit, inverse)
-        halves_to_f32(b, scale, less, word)
-        b.op("mul.f32", factor, scale, inverse)
-        b.op("mul.f32", less, less, inverse)
-        if of_codes != 1:
-            b.op("mul.f32", scale, scale, of_codes)
-        bytes_to_f32(b, values, mins, first=2 * half)
-        bytes_to_f32(b, steps, own_scales, first=2 * half)
-        for step, value, zero in zip(steps, values, zeros[2 * half : 2 * half + 2], strict=True):
-            _zero_of(b, step, value, zero, factor, less, most)
-        convert.split_digits(b, values, [each[half : half + 1] for each in (first, second)], f16)
-    words = _exchanged(b, zeros, 4 if units_of_codes[0] != units_of_codes[1] else 0)
-    return ZeroPoints(words, [(*first, *first), (*second, *second)], scales, units)
+    Each lane finds those of its four sub-blocks. A min at the lower end of an f16, times the ratio of dmin and d, is
+    rounded to a multiple of the smallest f16 number, which is the unit of codes times scales, too. Any would do: what
+    it is off is in the offset. If d is 0, or has another sign than dmin, it is 32 times the min, or 0."""
+    own, mins = _own_min_bytes(b, upper, lower), convert.scratch_array(b, f"{name}_min", "b32", 2).regs
+    for register, selector in zip(mins, APART, strict=True):
+        b.op("prmt.b32", register, own, 0, selector)
+    steps, less, ratios = pair(b, f"{name}_step"), pair(b, f"{name}_less"), pair(b, "min_ratio")
+    for word, step, value, each in zip(blocks, steps, less, ratios, strict=True):
+        halves_to_f32(b, step, value, word)
+        b.op("neg.f32", each, step)
+        b.op("rcp.approx.ftz.f32", each, each)
+        b.op("mul.f32", each, each, value)
+    ratio = convert.scratch(b, "min_ratios", "b32")
+    convert.pack(b, (ratio,), ratios, f16)
+    b.op("max.f16x2", ratio, ratio, constant(b, "least_ratio", pair_of_f16(-MOST_RATIO)))
+    b.op("min.f16x2", ratio, ratio, constant(b, "no_ratio", 0))
+    zeros = convert.scratch_array(b, f"{name}_zero", "b32", 2).regs
+    for zero, each in zip(zeros, mins, strict=True):
+        b.op("mul.rn.f16x2", zero, each, ratio)
+    return ZeroPoints(zeros, mins, steps, less, pair(b, f"{name}_unit"))
 
 
-def _zero_of(b: Builder, step: Reg, value: Reg, zero: Reg, factor: Reg, less: Reg, most: int) -> None:
-    """The zero point, in the low byte of `zero`, from a scale and a min, which becomes the offset. Any would do: where
-    there is no scale it is 0 or `most`."""
-    b.op("mul.f32", step, step, factor)
-    b.op("mul.f32", value, value, less)
-    b.op("rcp.approx.f32", zero, step)
-    b.op("mul.f32", zero, zero, value)
-    b.op("max.f32", zero, zero, 0.0)
-    b.op("min.f32", zero, zero, float(most))
-    b.op("add.f32", zero, zero, convert.ROUNDS)
-    rounded = b.op("sub.f32", convert.scratch(b, "zero_value", "f32"), zero, convert.ROUNDS)
-    b.op("neg.f32", value, value)
-    b.op("fma.rn.f32", value, step, rounded, value)
-
-
-def _exchanged(b: Builder, zeros: Sequence[Reg], up: int) -> Sequence[Reg]:
-    """The words of all four lanes; in the order of the words of scales. Those of row g + 8 are so many bits `up`."""
-    low, high = (convert.scratch(b, f"{each}_zeros", "b32") for each in ("upper", "lower"))
-    bits = [convert.scratch(b, f"zero_bits{i}", "b32") for i in (0, 1)]
-    for both, word in ((zeros[:2], low), (zeros[2:], high)):
-        for register, zero in zip(bits, both, strict=True):
-            b.op("mov.b32", register, zero)
-        b.op("prmt.b32", word, bits[0], bits[1], 0x4040)
-    if up:
-        b.op("shl.b32", high, high, up)
-    b.op("prmt.b32", low, low, high, 0x5410)
-    out = convert.scratch_array(b, "zeros", "b32", 4).regs
-    for lane, register in enumerate(out):
-        b.op("shfl.sync.idx.b32", register, low, lane, QUAD_CLAMP, 0xFFFFFFFF)
-    return out
-
-
-def _unit_of(b: Builder, word: Reg, unit: Reg, inverse: Reg) -> None:
-    """2^-8 of the power of two below the larger of two f16 numbers (of numbers below 2^-14: of 2^-15), and its inverse.
-    63 times either of the two is then below 2^15, and an f16 number, too, where it is much smaller than the other."""
-    bits, other = convert.scratch(b, "unit_bits", "u32"), convert.scratch(b, "other_bits", "u32")
-    b.op("and.b32", bits, word, 0x7C007C00)
-    b.op("shr.u32", other, bits, 16)
-    b.op("and.b32", bits, bits, 0x7C00)
-    b.op("max.u32", bits, bits, other)
-    b.op("mad.lo.u32", bits, bits, 1 << 13, 127 - 15 - 8 << 23)
+def sub_block_offsets(b: Builder, points: ZeroPoints, half: int) -> Sequence[Sequence[Reg]]:
+    """`zero_offsets`: d · zero − dmin · min, rounded once to f32, in a unit of the larger of d and dmin: 63 times that
+    is an f16 number, and the smaller one is, too, far below it."""
+    values, zero = convert.scratch_array(b, "offset_value", "f32", 2).regs, convert.scratch(b, "zero_value", "f32")
+    first, second = (convert.scratch_array(b, f"{each}_offset", "b32", 2).regs for each in ("first", "second"))
+    step, less, unit = points.steps[half], points.less[half], points.units[half]
+    inverse, bits = convert.scratch(b, "inverse_unit", "f32"), convert.scratch(b, "unit_bits", "b32")
+    b.op("abs.f32", unit, step)
+    b.op("abs.f32", inverse, less)
+    b.op("max.f32", unit, unit, inverse)
+    b.op("mov.b32", bits, unit)
+    b.op("and.b32", bits, bits, EXPONENT)
     b.op("mov.b32", unit, bits)
-    b.op("sub.u32", bits, 2 * 127 << 23, bits)
+    b.op("sub.u32", bits, INVERSE, bits)
     b.op("mov.b32", inverse, bits)
+    for value, zeros, mins in zip(values, points.zeros, points.mins, strict=True):
+        b.op("cvt.f32.f16", value, _halves(b, mins)[half])
+        b.op("cvt.f32.f16", zero, _halves(b, zeros)[half])
+        b.op("mul.f32", value, value, less)
+        b.op("fma.rn.f32", value, zero, step, value)
+        b.op("mul.f32", value, value, inverse)
+    convert.split_digits(b, values, [each[half : half + 1] for each in (first, second)], f16)
+    return (*first, *first), (*second, *second)
+
+
+def sub_block_units(b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    """`zero_units`."""
+    for step, unit in zip(points.steps, points.units, strict=True):
+        b.op("mul.f32", step, step, CODE_UNIT)
+        b.op("mul.f32", unit, unit, 2.0**-OFFSET_UNIT)
+    return points.steps, points.units
 
 
 def _own_min_bytes(b: Builder, upper: Reg, lower: Reg) -> Reg:

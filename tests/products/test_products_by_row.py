@@ -27,6 +27,8 @@ CODES = [name for name in BY_ROW if not weight_format(name).span]
 MINS = [name for name in BY_ROW if weight_format(name).has_mins]
 WHERES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NEARLY_EQUAL = 1 + 0.01 * np.random.default_rng(5).standard_normal((8, 2048), np.float32)
+# of sums of one sign on a GPU: tensor cores truncate every addition, of which a tile's sums have 16; measured 1.2e-6
+TRUNCATED = 1.5e-6
 ROUNDED = 3e-4  # of Q6_K's integers, one number of 11 bits each
 
 
@@ -112,7 +114,7 @@ def test_every_code_is_itself(name: str) -> None:
     ids=str,
 )
 def test_codes_less_zero_points(mode: str, name: str, rows: int, fields: dict[str, Any]) -> None:
-    tried(product(n=100, k=1024, weights=name, zero_points=True, **fields), mode, rows, EXACT)
+    tried(product(n=100, k=1024, weights=name, **fields), mode, rows, EXACT)
 
 
 def packed_weight(name: str, source: dict[str, np.ndarray], n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -136,20 +138,12 @@ def distance(found: np.ndarray, wanted: np.ndarray) -> float:
 @pytest.mark.parametrize("name", MINS)
 @pytest.mark.parametrize("where", WHERES)
 def test_rows_that_are_nearly_equal(where: str, name: str) -> None:
-    """Their sums of codes and of mins cancel: without zero points they lose three bits and more."""
+    """Their sums of codes and of mins would cancel: without zero points they are off by 8e-6."""
     n, k = 32, 2048
     source = weight_format(name).quantise(np.random.default_rng(4).standard_normal((n, k), np.float32))
     weight, values = packed_weight(name, source, n, k)
-    wanted = NEARLY_EQUAL.astype(np.float64) @ values.T
-    found = {
-        points: distance(
-            product_with(product(n=n, k=k, weights=name, tokens=8, zero_points=points), NEARLY_EQUAL, weight, where),
-            wanted,
-        )
-        for points in (False, True)
-    }
-    assert found[True] < EXACT / 2, found
-    assert found[False] > 8 * found[True], found
+    found = product_with(product(n=n, k=k, weights=name, tokens=8), NEARLY_EQUAL, weight, where)
+    assert distance(found, NEARLY_EQUAL.astype(np.float64) @ values.T) < EXACT / 2
 
 
 @pytest.mark.parametrize("name", MINS)
@@ -167,9 +161,11 @@ def test_weights_that_are_not_about_the_middle_of_their_codes(where: str, name: 
     elif skew == "positive":
         weights = -weights
     weight, values = packed_weight(name, weight_format(name).quantise(weights), n, k)
-    spec = product(n=n, k=k, weights=name, tokens=8, zero_points=True)
+    spec = product(n=n, k=k, weights=name, tokens=8)
     found = product_with(spec, NEARLY_EQUAL, weight, where)
-    assert distance(found, NEARLY_EQUAL.astype(np.float64) @ values.T) < EXACT / 2
+    of_one_sign = skew in ("negative", "positive")
+    limit = TRUNCATED if of_one_sign and where == "cuda" else EXACT / 2
+    assert distance(found, NEARLY_EQUAL.astype(np.float64) @ values.T) < limit
 
 
 @pytest.mark.parametrize("name", MINS)
@@ -189,7 +185,7 @@ def test_a_sub_block_much_smaller_than_another(where: str, name: str, d: float, 
     weight, values = packed_weight(name, {"blocks": blocks}, n, k)
     x = rng.standard_normal((8, k), np.float32)
     x[:, :32] = 0
-    found = product_with(product(n=n, k=k, weights=name, tokens=8, zero_points=True), x, weight, where)
+    found = product_with(product(n=n, k=k, weights=name, tokens=8), x, weight, where)
     assert distance(found, x.astype(np.float64) @ values.T) < 2 * EXACT
 
 
@@ -218,7 +214,7 @@ def test_blocks_of_any_size(where: str, name: str, fields: str, d: float, dmin: 
     rows[:, 4:16] = join_scales(scales, mins).reshape(n, 12)
     weight, values = packed_weight(name, {"blocks": blocks}, n, k)
     x = rng.standard_normal((8, k), np.float32)
-    found = product_with(product(n=n, k=k, weights=name, tokens=8, zero_points=True), x, weight, where)
+    found = product_with(product(n=n, k=k, weights=name, tokens=8), x, weight, where)
     wanted = x.astype(np.float64) @ values.T
     assert not found.any() if not wanted.any() else distance(found, wanted) < EXACT
 
@@ -282,9 +278,6 @@ def test_a_token_is_the_same_bits_among_others() -> None:
             r"tile_rows: 192 with by_row is for at most 32 tokens \(got 64; nearest: tokens=32\)",
         ),
         ({"n": 256, "packed_out": True}, "packed_out: needs the unit of a whole row"),
-        ({"weights": "q6_k", "zero_points": True}, r"zero_points: is for codes with mins \(got weights='q6_k'"),
-        ({"precision": "fast", "zero_points": True}, "zero_points: is for exact products"),
-        ({"by_row": False, "x_dtype": "bf16", "zero_points": True}, "zero_points: is a choice of by_row"),
     ],
 )
 def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -328,8 +321,6 @@ def test_no_spills_at_a_models_sizes(name: str, count: int, precision: str) -> N
         {"n": 128256, "k": 4096},
     ):
         fields = {"weights": name, "precision": precision, **fusion}
-        if count > 32:
-            fields["zero_points"] = name in MINS
         ptx = generate(PackedGemm.best(count, x_dtype=f16, by_row=True, **fields), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
 

@@ -2,7 +2,7 @@
 
 A block's factor is taken out of the sums of its columns (256 of K formats, else those of a scale, or of a tile where a
 scale has more), as is what the mins of K formats subtract: they are multiplied with the sums of every 32 columns of x,
-which lie beside the tokens. With `zero_points` codes are less what stands for 0 in 32 columns, and the sums of x are
+which lie beside the tokens. Of exact products codes are less what stands for 0 in 32 columns, and the sums of x are
 multiplied with what that leaves. All digits of x are tokens of one product. What a weight's second number adds, it adds
 with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage
 are converted while the last products of a block run.
@@ -27,6 +27,7 @@ from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_GROUPS
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 from ptxgen.weights.format import ZeroPoints
 
+OFFSETS_AT = 8, 12  # chunks with which those of rows g, and g + 8, are computed, while products run
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
 
 
@@ -64,6 +65,7 @@ class CodeMultiplier(ScaledMultiplier):
         self.scales: Sequence[Reg] = ()
         self.less: Sequence[Reg] = ()
         self.points: ZeroPoints | None = None  # of the tile
+        self.offsets: Sequence[Sequence[Reg]] = ()
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
@@ -85,6 +87,7 @@ class CodeMultiplier(ScaledMultiplier):
                 kind.codes_less_zeros(b, self.words, self.points.zeros, chunk, self._fragments(a, index))
             else:
                 kind.codes_as_f16(b, self.words, chunk, self._fragments(a, index))
+        self._find_offsets(part)
         offsets = self._offsets(part)
         if self.pending is not None:
             self._promote(self.pending)
@@ -94,6 +97,10 @@ class CodeMultiplier(ScaledMultiplier):
             fresh = chunk % kind.code_chunks == 0
             self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=fresh)
         if self.min_sums is not None and offsets:
+            if self.points is not None:  # two fragments: the registers of the chunks before have to be free for them
+                b.op("wgmma.commit_group.sync.aligned")
+                b.op("wgmma.wait_group.sync.aligned", 1)
+                b.op("wgmma.fence.sync.aligned")
             self._describe_sums(part.tile)
             for index, own in enumerate(offsets):
                 b.op(self.of_tokens, self.min_sums.regs, tuple(own), self.descriptor, int(index > 0), 1, 1, 0)
@@ -104,11 +111,17 @@ class CodeMultiplier(ScaledMultiplier):
         are free for the results."""
         if self.min_sums is None or not self._ends(part):
             return ()
-        return [self.kind.mins_as_f16(self.b, self.words)] if self.points is None else self.points.offsets
+        return [self.kind.mins_as_f16(self.b, self.words)] if self.points is None else self.offsets
+
+    def _find_offsets(self, part: Part) -> None:
+        """What zero points leave of the mins, while products of the tile run."""
+        for half, chunk in enumerate(OFFSETS_AT):
+            if self.points is not None and chunk in part.chunks:
+                self.offsets = self.kind.zero_offsets(self.b, self.points, half)
 
     def _begin_tile(self, part: Part) -> None:
         """Read what a lane has of a tile: at once, or where registers are few each piece when it is first asked for."""
-        points = self.spec.zero_points
+        points = self.spec.less_zeros
         if self.at.shape.groups > MOST_GROUPS or points or (self.digits > 1 and self.at.tokens >= FEW_TOKENS):
             self.words = AskedFor(self._pieces_of(part), self._read_piece)
         else:
@@ -152,7 +165,7 @@ class CodeMultiplier(ScaledMultiplier):
         if self._ends(part):
             first = part.chunks[-1] + 1 - self.kind.code_chunks
             if self.points is not None:
-                self.scales, self.less = self.points.scales, self.points.units
+                self.scales, self.less = self.kind.zero_units(self.b, self.points)
             else:
                 self.scales, self.less = self.kind.code_units(b, self.words, first)
             for each in self.less:

@@ -11,7 +11,6 @@ from ptxgen.parity import LIMITS, limit_of
 from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.products.weighted import Weighted
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3
 from ptxgen.weights.f16 import Half
 
@@ -86,16 +85,6 @@ class PackedProduct(Weighted):
         draws=lambda drawn: (False, drawn.get("weights") in ("q4_k", "q5_k", "q6_k", "q8_0", "int4_g128", "e4m3")),
         doc="f16: x is in units of its rows, products are those of codes",
     )
-    zero_points: bool = field(
-        default=False,
-        later=True,
-        draws=lambda drawn: (
-            False,
-            drawn.get("by_row", False) and drawn["precision"] == "exact" and weight_format(drawn["weights"]).has_mins,
-        ),
-        silent="it rounds less",
-        doc="by_row, exact, weights with mins: the code for 0 is subtracted from codes",
-    )
     promoted: bool = field(
         default=False,
         later=True,
@@ -152,6 +141,11 @@ class PackedProduct(Weighted):
     def converts(self) -> bool:
         """Whether weights become numbers of x's type on their way to products."""
         return not (self.straight or self.by_row)
+
+    @property
+    def less_zeros(self) -> bool:
+        """Whether codes are less what stands for 0: where rows have a mean, sums of codes and of mins cancel."""
+        return self.by_row and self.precision == "exact" and self.kind.has_mins
 
     @property
     def promotes(self) -> bool:

@@ -66,8 +66,6 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
     yield from rules.one_of("slices", spec.slices, (1, SLICES))
     yield from rules.between("last_tiles", spec.last_tiles, 0, 1 << 14)
     yield from rules_by_row(spec) if spec.by_row else ()
-    if spec.zero_points and not spec.by_row:
-        yield "zero_points: is a choice of by_row (got zero_points=True, by_row=False; nearest: zero_points=False)"
     yield from product_norm_rules(spec)
     if spec.precision == "exact" and spec.x_dtype != bf16 and not spec.by_row:
         yield f"x_dtype: exact digits are bf16 (got {spec.x_dtype.name}; nearest: bf16)"

@@ -42,10 +42,6 @@ def rules_by_row(spec: PackedProduct) -> Iterator[str]:
         yield f"tile_rows: 192 with by_row is for at most {most} tokens (got {spec.tokens}; nearest: tokens={most})"
     if spec.packed_out:
         yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
-    if spec.zero_points and known is not None and not known.has_mins:
-        yield f"zero_points: is for codes with mins (got weights={spec.weights!r}; nearest: zero_points=False)"
-    if spec.zero_points and spec.precision != "exact":
-        yield "zero_points: is for exact products (got zero_points=True, precision='fast'; nearest: zero_points=False)"
 
 
 def rules_without_scales(spec: PackedProduct) -> Iterator[str]:

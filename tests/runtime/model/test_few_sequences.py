@@ -83,7 +83,6 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
     batch.cache.zero()
     ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
     assert [op.spec.by_row for op in ops] == [True] * 4
-    assert {op.spec.zero_points for op in ops} == {slots > 32 and format in ("q4_k", "q5_k")}
     has_models_tokens(batch, file, slots, 3, "exact")
 
 
@@ -125,7 +124,7 @@ def test_which_rows_are_in_units_of_their_own(
 @pytest.mark.parametrize(("format", "rows"), [("int4_g128", 128), ("q4_k", 128), ("q5_k", 64)])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
-    """In chunks of prompts, in several tiles of tokens; codes with mins are less their zero points."""
+    """In chunks of prompts, in several tiles of tokens."""
     spec = small_spec("llama", **WIDE, max_position_embeddings=160)
     file = ArrayFile(spec, random_weights(spec), format, {"layers.1.down_proj": "q6_k"} if format == "q4_k" else {})
     model = Model(file, open_device(name), "f32", chunk=rows)
@@ -133,7 +132,6 @@ def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
     ops = [op.spec for op in model.program("prefill", rows).ops if op.spec.kernel_name == "packed_gemm"]
     assert ops
     assert all(each.by_row and each.tokens <= 64 for each in ops)
-    assert {each.zero_points for each in ops if each.weights == format} == {format != "int4_g128"}
     model.prefill(prompt)
     want = ReferenceModel(spec, file.values()).forward(prompt)[-1]
     found = model.steps.logits.numpy()[0]
