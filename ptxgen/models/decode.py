@@ -205,7 +205,7 @@ class _Step(AttentionOfStep):
             source, norm = self._input("gate_up", x, model.block.mlp_norm)
             if gated and self._gives_halves(kinds):
                 out = self._halves_of("down_proj", model.hidden, kinds[2:])
-                self._gate(source, norm, out, packed_out=True)
+                self._gate(source, norm, out, packed_out=True, **self._for_others(kinds[:2], kinds[2:]))
             elif gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
                 out = self.tensor(self.at("gate_up.out"), "scratch", (self.rows, model.hidden), bf16)
                 self._gate(source, norm, out, out_dtype=bf16)
@@ -217,17 +217,17 @@ class _Step(AttentionOfStep):
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 
     def _gates_halves(self, kinds: Sequence[str]) -> bool:
-        """Whether the product of gate and up reads bf16 digits: those of a norm, which not every model has there."""
+        """Whether the product of gate and up reads bf16 digits."""
         norm, weights = self.model.block.mlp_norm, 2 * self.model.hidden * self.model.dim
         left = self.normed.get(self.at(norm))
         if left:
             return self.is_in_digits(left)
-        return bool(norm) and self.halves(kinds[:2], weights, self.model.dim, normed=True)
+        return self.packs_halves(kinds[:2], norm) and self.halves(kinds[:2], weights, self.model.dim)
 
     def _gives_halves(self, kinds: Sequence[str]) -> bool:
         """Whether it leaves its results so for that of down."""
-        alike = self.has_sums(kinds[:2]) == self.has_sums(kinds[2:])
-        return alike and self.reads_halves("down_proj", self.model.hidden) and self._gates_halves(kinds)
+        leaves = self.leaves_for(kinds[:2], kinds[2:]) and self._gates_halves(kinds)
+        return leaves and self.reads_halves("down_proj", self.model.hidden)
 
     def _gate(self, x: str | Ref, norm: str, out: str, **more: Any) -> None:
         """activation(gate · x) · (up · x)."""

@@ -45,19 +45,21 @@ LANES = {"before the next tile": 1}  # lanes of a warp: what one of them release
 OVER = {"wgmma.wait_group": 3}  # no product is open but the last, or none
 ONE_TILE = {"%arrives": 1}  # CTAs that share k have one tile each: nobody waits for its last stage again
 TOGETHER = {"barrier.cluster.wait": 2}  # the CTAs of a cluster begin together
+LATE = {"wgmma.wait_group": 1, "wgmma.fence": 1}  # nothing is open yet; fragments were written before the fence before
 CASES: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
     ({"n": 320, "k": 1024, "norm": "rms", **FAST}, LANES),
     ({"n": 256, "k": 1536, "share": 2, **FAST}, LANES),
     ({"n": 100, "k": 4096, "residual": True, **FAST, "split": 2}, ONE_TILE | TOGETHER),
     ({"n": 128, "k": 1024, **BY_ROW, "split": 1}, OVER),
+    ({"n": 160, "k": 768, **BY_ROW, "weights": "q4_k", "tokens": 64, "split": 1}, LATE),
 )
 
 
-@pytest.mark.parametrize(("fields", "excused"), CASES, ids=("norm", "share", "split", "by_row"))
+@pytest.mark.parametrize(("fields", "excused"), CASES, ids=("norm", "share", "split", "by_row", "late"))
 def test_k_turns_the_ring_and_ctas_have_several_tiles(
     fields: dict[str, Any], excused: dict[str, int], few_processors: None
 ) -> None:
-    subject = Several(PackedGemm(tokens=8, **fields), target(WHERE))
+    subject = Several(PackedGemm(**{"tokens": 8, **fields}), target(WHERE))
 
     def excuse(one: Mutation) -> str | None:
         return next((words for words in excused if words in one.what), None)

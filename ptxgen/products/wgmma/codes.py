@@ -5,7 +5,7 @@ scale has more), as is what the mins of K formats subtract: they are multiplied 
 which lie beside the tokens. Of exact products codes are less what stands for 0 in 32 columns, and the sums of x are
 multiplied with what that leaves. All digits of x are tokens of one product. What a weight's second number adds, it adds
 with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage
-are converted while the last products of a block run.
+are converted while the last products of a block run; where one warpgroup is alone, so are the next stage's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 from ptxgen.weights.format import ZeroPoints
 
 OFFSETS_AT = 8, 12  # chunks with which those of rows g, and g + 8, are computed, while products run
+LATE_TOKENS = 64  # of a tile of one warpgroup of K formats, from which on a stage's sums wait for the next stage
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
+
+
+def _is_late(spec: PackedProduct, at: Geometry) -> bool:
+    """Whether the last sums of a stage go to the totals when the next stage's first weights are converted: no other
+    warpgroup multiplies meanwhile."""
+    alone = at.shape.groups == 1 and at.shape.blocks == 1
+    return alone and bool(spec.kind.span) and at.tokens >= LATE_TOKENS
 
 
 class AskedFor(Sequence[Reg]):
@@ -68,6 +76,7 @@ class CodeMultiplier(ScaledMultiplier):
         self.offsets: Sequence[Sequence[Reg]] = ()
         self.shorts = b.array("short_sum", "f32", spec.digits * each)
         self.min_sums = b.array("min_sum", "f32", each) if spec.kind.has_mins else None
+        self.late = b.array("late_scale", "f32", 4 if spec.kind.has_mins else 2) if _is_late(spec, at) else None
         of_type = f"k16.f32.{spec.x_dtype}.{spec.x_dtype}"
         self.of_tokens = f"wgmma.mma_async.sync.aligned.m64n{at.tokens}{of_type}"
         # a weight's second number is multiplied with one digit of x alone: then all products have this shape
@@ -89,6 +98,9 @@ class CodeMultiplier(ScaledMultiplier):
                 kind.codes_as_f16(b, self.words, chunk, self._fragments(a, index))
         self._find_offsets(part)
         offsets = self._offsets(part)
+        if part is self.parts[0] and self.late is not None:
+            b.op("wgmma.wait_group.sync.aligned", 0)
+            self._promote_late(self.late)
         if self.pending is not None:
             self._promote(self.pending)
         b.note("the products", after=RUN)
@@ -171,16 +183,38 @@ class CodeMultiplier(ScaledMultiplier):
             for each in self.less:
                 b.op("mul.f32", each, each, float(packed.SUMMED))
             self.pending = part
-        if part is self.parts[-1]:
+        if part is self.parts[-1] and self.late is not None:
+            self.pending = None
+            for own, each in zip(self.late, (*self.scales, *self.less), strict=True):
+                b.op("mov.f32", own, each)
+        elif part is self.parts[-1]:
             self._promote(part)
         else:
             b.op("wgmma.wait_group.sync.aligned", 1)
 
+    def _cleared(self) -> Sequence[Sequence[Reg]]:
+        if self.late is None:
+            return self.sums
+        return [*self.sums, self.shorts, *([] if self.min_sums is None else [self.min_sums]), self.late]
+
+    def _drained(self) -> None:
+        if self.late is not None:
+            self._promote_late(self.late)
+
+    def _promote_late(self, factors: Sequence[Reg]) -> None:
+        """What the stage before has left, to the totals; before the first one these are zeros."""
+        self.scales, self.less = factors[:2], factors[2:]
+        self._add(self.parts[-1])
+
     def _promote(self, part: Part) -> None:
+        """The sums of a part, when its products are done, to the totals."""
+        self.pending = None
+        self.b.op("wgmma.wait_group.sync.aligned", 0)
+        self._add(part)
+
+    def _add(self, part: Part) -> None:
         """The sums of a unit and block of rows, times its factors, to the totals."""
         b, count, scales, less = self.b, self.at.tokens // 2, self.scales, self.less
-        self.pending = None
-        b.op("wgmma.wait_group.sync.aligned", 0)
         b.note("the sums so far, times their factors, to the totals", after=RUN)
         for i, total in enumerate(self.sums[part.block]):
             value, half = self.shorts[i], i % 4 // 2

@@ -119,7 +119,7 @@ class Multiplier:
             b.without("begin_scales")
         with b.fragment("begin_sums"):
             if self.keeps is None:
-                for array in self.sums:
+                for array in self._cleared():
                     convert.clear(b, array)
             else:
                 b.op("setp.ne.u32", self.keeps, 0, 0)
@@ -184,6 +184,7 @@ class Multiplier:
         with b.fragment("drain", "all products are done"):
             b.op("wgmma.wait_group.sync.aligned", 0)
             self.arrive(self.arrives)
+            self._drained()
 
     def _stage(self) -> Iterator[Any]:
         """What is done with a stage; the stage before has been read when the first of the fragments ends."""
@@ -193,6 +194,13 @@ class Multiplier:
                 self._part(part, self.sets[index % 2])
                 self._wait(part)
             yield fragment
+
+    def _cleared(self) -> Sequence[Sequence[Reg]]:
+        """Registers that are 0 before a tile's first stage."""
+        return self.sums
+
+    def _drained(self) -> None:
+        """What is left to do with a tile's sums when all products are done."""
 
     def _begin(self, base: Reg) -> None:
         """What else is known before the first stage; `base`: of the ring."""

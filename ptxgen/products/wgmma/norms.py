@@ -17,7 +17,6 @@ from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import WARP, over_lanes
 from ptxgen.launch import Extent
-from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import OCTET, VECTOR, Geometry
 from ptxgen.products.wgmma.outlets import TilesOut
 from ptxgen.products.wgmma.results import Results
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 LANES = 8  # that add up the squares of a token
 TOKENS = WARP // LANES  # of a warp's load
 MOST_LOADS, FEWER_LOADS = 16, 4  # of a lane, on their way together, and where the warp has given up registers
+SQUARED = VECTOR * TILE_ROWS  # columns whose squares a lane loads at once
 QUAD = (2, 1)  # distances of the lanes that have the results of 16 columns
 FOUND, FREE = 5, 6  # barriers of roots that are found, and of those that nobody reads any more
 NO_TILE = 0xFFFFFFFF
@@ -64,9 +64,9 @@ def product_norm_rules(spec: PackedProduct) -> Iterator[str]:
         if spec.tokens > MOST_ROWS_FIRST:
             most = MOST_ROWS_FIRST
             yield f"{name}: is for at most {most} tokens (got tokens={spec.tokens}; nearest: {name}={nearest})"
-        if cols % packed.PADDED:
+        if cols % SQUARED:
             which, got = ("k", "n")[name == "norm_out"], cols
-            yield f"{name}: needs {which} a multiple of {packed.PADDED} (got {got}; nearest: {name}={nearest})"
+            yield f"{name}: needs {which} a multiple of {SQUARED} (got {got}; nearest: {name}={nearest})"
         if spec.stream:
             yield f"{name}: is for whole tiles (got stream=True; nearest: stream=False)"
     if spec.norm_out and not spec.residual:
