@@ -111,7 +111,6 @@ class PackedGemm(PackedProduct):
         "has a second tile",
         r" (barrier .*roots_free_end|arrival .*bar.arrive 6,)": "does not matter: no CTA of a golden has a second tile",
         r"/n(60|512)_.* barrier .*%is_first_slice": "does not matter: no CTA of a golden has a second tile",
-        r" arrival .*%expects_sums": "does not matter: no CTA that shares k has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|44|48|52|66|78|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's "
         "first wait",

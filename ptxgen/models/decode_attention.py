@@ -107,6 +107,10 @@ class AttentionOfStep(TiledProducts):
         name = "attention.digits.sums" if sums else "attention.digits"  # layers may have both
         return self.tensor(name, "state", shape, bf16, zeroed=True)
 
+    @property
+    def has_five_launches(self) -> bool:
+        return super().has_five_launches and self.kv_dtype != s8  # whose scales no product finds
+
     def _fuses(self, attention: Attention) -> bool:
         """Whether one launch makes q, k and v of one token, rotates and appends."""
         return self.rows == 1 and self.step != "batch" and self._rotates_in_place(attention)

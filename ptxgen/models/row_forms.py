@@ -34,7 +34,7 @@ HALVES_FROM_WEIGHTS = {"exact": 1 << 24, "fast": 0}
 # Largest number of weights of gate and up together for which exact rows of K-quants are multiplied by bf16 digits, by
 # whether that saves all launches but five. Three bf16 digits take longer than bytes with large matrices: with five
 # launches they are faster up to 5.0e7 and slower from 9.0e7 on, with six or nine slower at 5.0e7 and 4.2e7.
-SPANS_TO_WEIGHTS = {True: 3 << 24, False: 1 << 25}
+SPANS_TO_WEIGHTS = {"five": 3 << 24, "more": 1 << 25}
 # More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
 # of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
 # long: digits of bytes are faster elsewhere.
@@ -96,15 +96,17 @@ class RowForms(Draft):
         some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k, few_layout.UNIT)
         alike = len({few.has_spans(each) for each in formats}) == 1  # what packs x for one packs it for the others
         pays = self._rounding == "fast" or not self.has_sums(kinds)
-        pays |= 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[self._norms_within_products]
+        launches = "five" if self.has_five_launches else "more"
+        pays |= 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[launches]
         return some and alike and pays and all(few.takes(each, k, self._rounding) for each in formats)
 
     @property
-    def _norms_within_products(self) -> bool:
-        """Whether no launch but the first layer's norms, so that a layer of few tokens may have five."""
-        block = self.model.block
+    def has_five_launches(self) -> bool:
+        """Whether a layer of few tokens, of one format, may have five launches: all norms divided out of products, q, k
+        and v appended by theirs."""
+        block, shape = self.model.block, self.model.shape
         behind = block.attention_post_norm or block.mlp_post_norm or block.qk_norm
-        return bool(block.attention_norm and block.mlp_norm and not behind)
+        return bool(block.attention_norm and block.mlp_norm and not behind) and shape.head_dim % STACK == 0
 
     def has_sums(self, kinds: Sequence[str]) -> bool:
         """Whether bf16 digits for weights of these formats have sums beside them."""

@@ -1,10 +1,11 @@
-"""Models that norm heads of q and k, or what they add to the residual stream: their launches, and their results beside
-the float64 model."""
+"""Models that norm heads of q and k, or what they add to the residual stream: their launches, and batches' results
+beside the float64 model."""
 
 from __future__ import annotations
 
 import pytest
 
+from ptxgen.kernels import DigitGemm
 from ptxgen.models.decode import step_program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
@@ -63,3 +64,28 @@ def test_one_sequence(step: str) -> None:
         roles = [op.role for op in made.ops if op.layer == 1]
         assert sum(role in ("q_norm", "k_norm") for role in roles) == norms
         assert not any(op.spec.kernel_name == "residual_add" for op in made.ops)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "kv_dtype", "hidden", "halves"),
+    [
+        ("mistral", {}, "f16", 8192, True),  # 3 · 2^24 weights of gate and up
+        ("mistral", {}, "f16", 8448, False),
+        ("mistral", {}, "s8", 8192, False),  # keys and values are appended by a launch
+        ("mistral", {"head_dim": 120}, "f16", 8192, False),
+        ("qwen3", {}, "f16", 8192, False),
+        ("gemma2", {}, "f16", 8192, False),
+        ("qwen3", {}, "f16", 5120, True),
+        ("gemma2", {}, "f16", 5376, True),
+        ("gemma2", {}, "f16", 5632, False),
+    ],
+)
+def test_exact_k_quants_are_bf16_digits_by_launches_and_weights(
+    family: str, changes: dict[str, int], kv_dtype: str, hidden: int, halves: bool
+) -> None:
+    shape = {"hidden_size": 3072, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8} | changes
+    spec = small_spec(family, **shape, intermediate_size=hidden, num_hidden_layers=1)
+    made = step_program(spec, "q4_k", "batch", rows=8, kv_dtype=kv_dtype, target="sm_90a")
+    (gate,) = [op.spec for op in made.ops if op.role == "gate_up"]
+    assert isinstance(gate, DigitGemm)
+    assert gate.halves == halves

@@ -141,7 +141,7 @@ def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
 @pytest.mark.parametrize("most", [0, 1 << 40])
 def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
-    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, True, most)
+    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "five", most)
     spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
