@@ -91,15 +91,18 @@ class RotatingChunk:
         values = b.array("value", "f32", CHUNK)
         words = convert.word_array(b, "word", values, self.dtype)
         if cleared:
-            b.note("lanes without a chunk must not raise the group's maximum")
+            b.note("lanes without a chunk add nothing to what those of a head find together")
             convert.clear(b, words)
         convert.load_words(b, words, source, pred=self.place.has_chunk)
         rotary.load_partners(b, self.rotor, source, self.dtype, self.rotates)
         return values, words
 
-    def turn(self, b: Builder, values: RegArray, words: RegArray, position: Reg) -> None:
-        """Fragments `widen` and `rotate`: the words as f32, and those rotated by the angles of `position`."""
+    def widen(self, b: Builder, values: RegArray, words: RegArray) -> None:
+        """Fragment `widen`: the words as f32."""
         with b.fragment("widen", "the chunk as f32"):
             convert.unpack(b, values, words, self.dtype)
+
+    def turn(self, b: Builder, values: RegArray, position: Reg) -> None:
+        """Fragment `rotate`: the values rotated by the angles of `position`."""
         with b.fragment("rotate", "rotate the chunk by its angles at the position"):
             rotary.rotate(b, self.rotor, values, position, self.dtype)

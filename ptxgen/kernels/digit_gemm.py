@@ -55,7 +55,8 @@ class DigitGemm(Weighted):
     With `halves`, and with all formats but K-quants, x is bf16 digits `[ceil(rows / 8), units, elements of a unit]`
     (`ptxgen.products.few.layout`), for up to 8 tokens; `precision` "exact" has three digits (error 5e-7), "fast" one,
     which rounds x (2e-3). Units have 64 columns; with K-quants they have 256, and sums of x. `packed_out`: out
-    is packed like x for weights of the same kind, with zeros for tokens of a tile from n_rows on.
+    is packed like x, with zeros for tokens of a tile from n_rows on; with sums where weights are K-quants, without
+    otherwise, or with `other_kind` the other way round.
     `norm_out`: also writes the inputs of a product with `norm`. `digits` are those of out · (norm_offset +
     norm_weight), packed like x; out_squares `[ceil(rows / 8), 8, n / 16]` are sums of squares of out over 16 columns.
     `norm` "rms": x is such digits. Before bias and activation, results are divided by sqrt(mean square + eps); the mean
@@ -86,6 +87,9 @@ class DigitGemm(Weighted):
     norm_offset: float = field(default=0.0, later=True, doc="added to the norm's weights, with norm_out")
     share: int = field(default=1, later=True, draws=(1, 2), doc="CTAs of a cluster that copy x for each other")
     halves: bool = field(default=False, later=True, doc="x is bf16 digits, as always with formats but K-quants")
+    other_kind: bool = field(
+        default=False, later=True, doc="what is packed is for weights of the other kind than these"
+    )
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
@@ -114,12 +118,27 @@ class DigitGemm(Weighted):
         dict(n=64, k=512, weights="int4_g128", precision="fast", activation="silu", gated=True, packed_out=True),
         dict(n=64, k=512, weights="e4m3_channel", norm="rms", residual=True, norm_out=True, split=2),
         dict(n=192, k=576, weights="q5_0", norm="rms", residual=True, norm_out=True, split=2),
+        dict(n=64, k=256, halves=True, residual=True, norm_out=True, other_kind=True),
+        dict(
+            n=256,
+            k=64,
+            weights="q5_0",
+            precision="fast",
+            activation="silu",
+            gated=True,
+            packed_out=True,
+            other_kind=True,
+        ),
     )
 
     def rules(self) -> Iterator[str]:
         found = list(self._rules_of_fields())
         yield from found
-        if not found and not self.runs.fits:
+        if found:
+            return  # without which there is no geometry
+        if self.runs.ctas % self.share:
+            yield self._unshared
+        if not self.runs.fits:
             if self.of_halves and few.takes(self.kind, self.k, self.precision):
                 nearest = few.best_split(self.kind.records(self.n), self.parts, self.kind, self.k, self.precision)
                 yield f"split: {self.k} inputs do not fit in shared memory (got {self.split}; nearest: {nearest})"
@@ -158,6 +177,8 @@ class DigitGemm(Weighted):
             yield f"precision: digits of bytes are exact (got {self.precision!r}; nearest: exact)"
         if self.packed_out:
             yield from self._rules_of_packing()
+        if self.other_kind and not (self.packed_out or self.norm_out):
+            yield "other_kind: needs packed_out or norm_out (got other_kind=True; nearest: False)"
         yield from self._rules_of_norms()
 
     def _rules_of_split(self) -> Iterator[str]:
@@ -174,14 +195,18 @@ class DigitGemm(Weighted):
         for name, value, nearest in (("norm", self.norm, ""), ("norm_out", self.norm_out, False)):
             if value and not self.of_halves:
                 yield f"{name}: needs bf16 digits (got halves=False; nearest: {name}={nearest!r})"
-        if self.share > 1 and not (self.of_halves and self.split == 1 and self.runs.ctas % self.share == 0):
-            yield f"share: needs bf16 digits, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
+        if self.share > 1 and not (self.of_halves and self.split == 1):
+            yield self._unshared
         if self.norm_out:
             yield from self._rules_of_units()
             if self.n > MOST_NORMED:
                 yield f"n: with norm_out at most {MOST_NORMED} (got {self.n}; nearest: {MOST_NORMED})"
             if not self.residual:
                 yield "norm_out: needs a residual stream (got residual=False; nearest: residual=True)"
+
+    @property
+    def _unshared(self) -> str:
+        return f"share: needs bf16 digits, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
 
     def _rules_of_packing(self) -> Iterator[str]:
         """Of results that are packed."""
@@ -193,7 +218,7 @@ class DigitGemm(Weighted):
 
     def _rules_of_units(self) -> Iterator[str]:
         """Of results in whole units."""
-        unit = few_layout.columns(sums=self.sums)
+        unit = few_layout.columns(sums=self.packs_sums)
         yield from rules.multiple_of("n", self.n, unit, unit, 1 << 20)
 
     def target_rules(self, target: Target) -> Iterator[str]:
@@ -216,7 +241,7 @@ class DigitGemm(Weighted):
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
         if output == "digits" or self.packed_out:
-            yield from few_layout.readings(output, values, self.digits, EXACT, sums=self.sums)
+            yield from few_layout.readings(output, values, self.digits, EXACT, sums=self.packs_sums)
         else:
             yield Reading(output, values, EXACT)
 
@@ -227,8 +252,13 @@ class DigitGemm(Weighted):
 
     @property
     def sums(self) -> bool:
-        """Whether bf16 digits have sums of x beside them, in all that is packed."""
+        """Whether bf16 digits of x have its sums beside them."""
         return self.kind.span > 0
+
+    @property
+    def packs_sums(self) -> bool:
+        """Whether digits that this product leaves do."""
+        return self.sums != self.other_kind
 
     @property
     def digits(self) -> int:
@@ -249,7 +279,7 @@ class DigitGemm(Weighted):
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
     def params(self) -> tuple[Param, ...]:
-        kind = self.kind
+        kind, packed = self.kind, few_layout.shape(self.n, self.digits, sums=self.packs_sums)
         out = [buffer("x", u8, *layout.shape(self.k), align=16)]
         if self.of_halves:
             out = [buffer("x", bf16, *few_layout.shape(self.k, self.digits, sums=self.sums), align=16)]
@@ -257,18 +287,14 @@ class DigitGemm(Weighted):
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
         if self.packed_out:
-            out.append(
-                buffer("out", bf16, *few_layout.shape(self.n, self.digits, sums=self.sums), access="out", align=16)
-            )
+            out.append(buffer("out", bf16, *packed, access="out", align=16))
         else:
             out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
         if self.norm:
             out.append(buffer("squares", f32, *few_layout.squares_shape(self.k), align=16))
         if self.norm_out:
             out.append(buffer("norm_weight", f32, self.n, align=4))
-            out.append(
-                buffer("digits", bf16, *few_layout.shape(self.n, self.digits, sums=self.sums), access="out", align=16)
-            )
+            out.append(buffer("digits", bf16, *packed, access="out", align=16))
             out.append(buffer("out_squares", f32, *few_layout.squares_shape(self.n), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
@@ -280,9 +306,11 @@ class DigitGemm(Weighted):
         return Launch(grid, block, at.shared, cluster, programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
-        kind: Callable[..., TokenResults] = HalfResults if self.packed_out else TokenResults
+        kind: Callable[..., TokenResults] = TokenResults
+        if self.packed_out:
+            kind = partial(HalfResults, sums=self.packs_sums)
         if self.norm_out:
-            kind = partial(NormedResults, norm_offset=self.norm_offset)
+            kind = partial(NormedResults, sums=self.packs_sums, norm_offset=self.norm_offset)
         self.build_with(b, kind)
 
     def build_with(self, b: Builder, results_of: Callable[..., TokenResults], releases: bool = True) -> None:
@@ -365,7 +393,7 @@ class DigitGemm(Weighted):
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
         if self.packed_out:
-            packed = few_layout.pack(y.astype(np.float32), self.digits, sums=self.sums)
+            packed = few_layout.pack(y.astype(np.float32), self.digits, sums=self.packs_sums)
             out[: len(packed)] = packed
         else:
             out[:count] = y.astype(np.float32)
@@ -376,7 +404,7 @@ class DigitGemm(Weighted):
         import numpy as np
 
         gains = a["norm_weight"] + np.float32(self.norm_offset)
-        found = {"digits": few_layout.pack(rows * gains, self.digits, sums=self.sums)}
+        found = {"digits": few_layout.pack(rows * gains, self.digits, sums=self.packs_sums)}
         found["out_squares"] = few_layout.squares(rows)
         for name, packed in found.items():
             whole = a[name].copy()

@@ -74,9 +74,9 @@ class PackedGemm(PackedProduct):
     `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so
     many of the last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one.
     `norm_out`, of at most 64 tokens in bf16: also writes the inputs of a product with `norm`: `digits`, tiles of out ·
-    (norm_offset + norm_weight), packed like x, and `out_squares` `[rows, n / 16]`, sums of squares of out over 16
-    columns. `norm` "rms": x is such tiles; results are divided by sqrt(mean square + eps) of `squares`, before bias.
-    `eps`: added to the mean square.
+    (norm_offset + norm_weight), packed like x, of whose columns those past n stay as they are, and `out_squares`
+    `[rows, n / 16]`, sums of squares of out over 16 columns. `norm` "rms": x is such tiles; results are divided by
+    sqrt(mean square + eps) of `squares`, before bias. `eps`: added to the mean square.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -112,7 +112,6 @@ class PackedGemm(PackedProduct):
         "has a second tile",
         r" (barrier .*roots_free_end|arrival .*bar.arrive 6,)": "does not matter: no CTA of a golden has a second tile",
         r"/n(60|512)_.* barrier .*%is_first_slice": "does not matter: no CTA of a golden has a second tile",
-        r" arrival .*%expects_sums": "does not matter: no CTA that shares k has a second tile",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r"/n(40|44|48|52|66|78|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's "
         "first wait",
@@ -336,16 +335,17 @@ class PackedGemm(PackedProduct):
         return {"out": out, **(self._beside(out[:count], a) if self.norm_out else {})}
 
     def _beside(self, rows: np.ndarray, a: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """What a product reads that norms the rows."""
+        """What a product reads that norms the rows; columns of tiles past the last are not written."""
         import numpy as np
 
         gains = a["norm_weight"] + np.float32(self.norm_offset)
-        found = {"digits": packed.pack(rows * gains, self.tokens, bf16, self.digits), "out_squares": squares(rows)}
-        for name, part in found.items():
-            whole = a[name].copy()
-            whole[: len(part)] = part
-            found[name] = whole
-        return found
+        digits, squared = a["digits"].copy(), a["out_squares"].copy()
+        part = packed.pack(rows * gains, self.tokens, bf16, self.digits)
+        every = np.ones((len(part) * self.tokens, self.n), np.float32)
+        written = packed.pack(every, self.tokens, bf16, self.digits)[:, :, :1].astype(bool)
+        digits[: len(part)] = np.where(written, part, digits[: len(part)])
+        squared[: len(rows)] = squares(rows)
+        return {"digits": digits, "out_squares": squared}
 
 
 def _others(at: Geometry) -> str:

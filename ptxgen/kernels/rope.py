@@ -106,7 +106,8 @@ class Rope(RotatingRows, KernelType):
             source = self._chunk_address(b, "", place.since, row_head, place.chunk)
             values, words = chunk.load(b, source)
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
-        chunk.turn(b, values, words, position)
+        chunk.widen(b, values, words)
+        chunk.turn(b, values, position)
         with b.fragment("store", "store the rotated chunk"):
             convert.pack(b, words, values, self.dtype)
             out = source if self.in_place else self._chunk_address(b, "_out", place.since, row_head, place.chunk)

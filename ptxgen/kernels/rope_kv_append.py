@@ -11,7 +11,10 @@ from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.dot import dot
+from ptxgen.idioms.reduce import WARP, halves, over_lanes
 from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
+from ptxgen.idioms.row_kernel import EPS
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.launch import Param, buffer
@@ -34,6 +37,13 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
 
 
+def norms_heads(head_dim: int, style: str) -> bool:
+    """Whether this kernel can norm heads of so many elements before it rotates them: lanes of a warp share a head, and
+    a lane has both elements of a pair."""
+    lanes = head_dim // CHUNK
+    return style == "norm" and head_dim % CHUNK == 0 and lanes in (1, 2, 4, 8, 16, WARP)
+
+
 @kernel_type
 class RopeKvAppend(RotatingRows, KernelType):
     """Rotate rows of q and k, and append the rotated k and v to every KV head's cache.
@@ -41,7 +51,8 @@ class RopeKvAppend(RotatingRows, KernelType):
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
     with `stacked` heads of one row: qkv `[rows, n_heads + 2 n_kv_heads, head_dim]`, or qk beside v. Caches, positions,
     pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose position is outside the
-    cache appends nothing; its q is rotated all the same.
+    cache appends nothing; its q is rotated all the same. `qk_norm`: before that every head of q and k is normalised as
+    `RmsNorm` does it, with weights `[head_dim]` each.
     """
 
     bundled_as = "rope_append"
@@ -65,6 +76,13 @@ class RopeKvAppend(RotatingRows, KernelType):
     out_dtype: str = field(default="", doc="element type of q_out; empty: src_dtype")
     stacked: str = field(default="", doc="heads that lie in one row: qkv, or qk beside rows of v; empty for none")
     head_scales: bool = field(default=False, like=HEAD_SCALES)
+    qk_norm: bool = field(
+        default=False,
+        draws=lambda drawn: tuple({False, norms_heads(drawn["head_dim"], drawn["style"])}),
+        doc="heads of q and k are normalised first",
+    )
+    eps: float = field(default=1e-6, like=EPS, doc="added to the mean of squares of qk_norm")
+    norm_offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the weights of qk_norm: 1 in Gemma")
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -103,6 +121,19 @@ class RopeKvAppend(RotatingRows, KernelType):
             out_dtype="f16",
         ),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", batched=True, head_scales=True),
+        dict(
+            max_len=64,
+            head_dim=32,
+            n_heads=4,
+            n_kv_heads=2,
+            style="norm",
+            in_place=False,
+            stacked="qkv",
+            batched=True,
+            programmatic=True,
+            qk_norm=True,
+            norm_offset=1.0,
+        ),
     )
 
     def rules(self) -> Iterator[str]:
@@ -118,6 +149,11 @@ class RopeKvAppend(RotatingRows, KernelType):
         if self.stacked and self.in_place:
             yield f"stacked: needs in_place=False (got stacked={self.stacked!r}, in_place=True; nearest: '')"
         yield from self.rotation_rules()
+        yield from rules.between("eps", self.eps, 1e-12, 1.0)
+        yield from rules.between("norm_offset", self.norm_offset, -1e3, 1e3)
+        if self.qk_norm and not norms_heads(self.head_dim, self.style):
+            got = f"head_dim={self.head_dim}, style={self.style!r}"
+            yield f"qk_norm: needs style='norm' and a head_dim of 8, 16, 32, 64, 128 or 256 (got {got}; nearest: False)"
 
     @property
     def map(self) -> HeadMap:
@@ -145,6 +181,8 @@ class RopeKvAppend(RotatingRows, KernelType):
         params += [buffer(x, self.src_dtype, *kv_row) for x in "kv" if x not in self.stacked]
         if not self.in_place:
             params.append(buffer("q_out", self.query_dtype, *q_row, access="out"))
+        if self.qk_norm:
+            params += [buffer(f"{x}_norm_weight", f32, self.head_dim, align=16) for x in "qk"]
         return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
 
     def build(self, b: Builder) -> None:
@@ -153,16 +191,22 @@ class RopeKvAppend(RotatingRows, KernelType):
             limit = self.rotation.rotary_dim // CHUNK
             rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
             b.op("and.pred", rotates, rotates, ~place.since[1])
+        gains = self._gains(b, place) if self.qk_norm else None
         chunk = self.rotating_chunk(b, place, rotates, self.src_dtype)
         with b.fragment("load", "load the thread's chunk of 8 elements of q, k or v"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._stacked_source(b, row, place, row_head) if self.stacked else self._source(b, place, row_head)
-            values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
+            values, words = chunk.load(b, source, cleared=self.kv_dtype == s8 or self.qk_norm)
         with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
             # One unsigned comparison refuses negative positions too.
             b.op("setp.lt.u32", "inside", position, self.max_len)
-        chunk.turn(b, values, words, position)
+        chunk.widen(b, values, words)
+        if gains is not None:
+            self._norm_heads(b, place, values, gains)
+        else:
+            b.without("load_gains", "norm_heads")
+        chunk.turn(b, values, position)
         with b.fragment("store_query", "store the rotated chunk of q"):
             if self.query_dtype != self.src_dtype:
                 words = convert.word_array(b, "query_word", values, self.query_dtype)
@@ -172,6 +216,33 @@ class RopeKvAppend(RotatingRows, KernelType):
                 out = self._chunk(b, b.ld_param("q_out"), row_head, place.chunk, self.query_dtype)
             convert.store_words(b, out, words, pred=place.has_chunk)
         self._append(b, place, row, position, values)
+
+    def _gains(self, b: Builder, place: Place) -> RegArray:
+        """Fragment `load_gains`: the weights of the thread's elements, of q or k; a thread of v has k's."""
+        gains = b.array("gain", "f32", CHUNK)
+        with b.fragment("load_gains", "load the weights of the heads' norm"):
+            q, k = (b.ld_param(f"{x}_norm_weight") for x in "qk")
+            source = b.op("selp.b64", "gains", k, q, place.since[0])
+            b.op("mad.wide.u32", source, place.chunk, CHUNK * f32.bytes, source)
+            convert.clear(b, gains)
+            convert.load_words(b, gains, source, pred=place.has_chunk)
+        return gains
+
+    def _norm_heads(self, b: Builder, place: Place, values: RegArray, gains: RegArray) -> None:
+        """Fragment `norm_heads`: the values of q and k normed, head by head; those of v times one."""
+        is_v = place.since[1]
+        with b.fragment("norm_heads", "the root mean square of the head, over its lanes; v stays as it is"):
+            total = dot(b, b.op("mov.f32", "total", 0.0), values, values)
+            over_lanes(b, "add.f32", total, halves(self.map.lanes))
+            b.op("fma.rn.f32", total, total, 1 / self.head_dim, self.eps)
+            b.op("rsqrt.approx.f32", total, total)
+            b.op("selp.f32", total, 1.0, total, is_v)
+            for value, gain in zip(values, gains, strict=True):
+                if self.norm_offset:
+                    b.op("add.f32", gain, gain, self.norm_offset)
+                b.op("selp.f32", gain, 1.0, gain, is_v)
+                b.op("mul.f32", value, value, total)
+                b.op("mul.f32", value, value, gain)
 
     def _append(self, b: Builder, place: Place, row: Reg, position: Reg, values: RegArray) -> None:
         is_v = place.since[1]
@@ -227,6 +298,8 @@ class RopeKvAppend(RotatingRows, KernelType):
         if self.stacked:
             parts = np.split(a[self.stacked], np.cumsum((self.n_heads, self.n_kv_heads))[: len(self.stacked) - 1], 1)
             a |= dict(zip(self.stacked, parts, strict=True))
+        if self.qk_norm:
+            a |= {x: self._normed(a[x], a[f"{x}_norm_weight"]) for x in "qk"}
         positions = kv_cache.row_positions(self.batched, a, a["q"].shape[0])
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
         rows = {"k": rotary.rotate_rows(self.rotation, a["k"], positions), "v": a["v"]}
@@ -234,3 +307,12 @@ class RopeKvAppend(RotatingRows, KernelType):
         query = "q" if self.in_place else "q_out"
         rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.query_dtype.numpy)
         return {query: rotated, **out}
+
+    def _normed(self, heads: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Heads normalised in float64, in f32."""
+        import numpy as np
+
+        wide = heads.astype(np.float64)
+        factor = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + self.eps)
+        normed: np.ndarray = (wide * factor * (self.norm_offset + weight)).astype(np.float32)
+        return normed

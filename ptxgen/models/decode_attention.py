@@ -8,6 +8,7 @@ from typing import Any
 
 from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
 from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+from ptxgen.kernels.rope_kv_append import norms_heads
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.program import Ref
@@ -75,7 +76,7 @@ class AttentionOfStep(TiledProducts):
         elif self._stacks_rows(attention):
             q = self._append_stacked(x, attention)
         else:
-            q, k, v = self._qkv(x)
+            q, k, v = self._qkv(x, norms_in_place=self._norms_heads(attention))
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
         return replace(attention, q_dtype=self.tensors[q.tensor].dtype), q
 
@@ -101,6 +102,10 @@ class AttentionOfStep(TiledProducts):
         shape = self._extents(few_layout.shape(self.model.q_width, digits, sums=sums))
         name = "attention.digits.sums" if sums else "attention.digits"  # layers may have both
         return self.tensor(name, "state", shape, bf16, zeroed=True)
+
+    @property
+    def has_five_launches(self) -> bool:
+        return super().has_five_launches and self.kv_dtype != s8  # whose scales no product finds
 
     def _fuses(self, attention: Attention) -> bool:
         """Whether one launch makes q, k and v of one token, rotates and appends."""
@@ -167,7 +172,7 @@ class AttentionOfStep(TiledProducts):
         kinds = self._kinds(*QKV)
         dim = self.model.dim
         tiled = self.step == "batch" or self.digits(kinds, dim) or self.in_units(kinds, dim) or self.packs(kinds, dim)
-        one = tiled and attention.rope is not None and not self.model.block.qk_norm
+        one = tiled and attention.rope is not None and (not self.model.block.qk_norm or self._norms_heads(attention))
         return one and self._stacks()[0] != QKV[:1]
 
     def _append_stacked(self, x: str, attention: Attention) -> Ref:
@@ -175,6 +180,8 @@ class AttentionOfStep(TiledProducts):
         model, stacks = self.model, self._stacks()
         kinds, q_dtype = self._kinds(*QKV), self._attended()
         narrow = {"out_dtype": q_dtype} if q_dtype != f32 and self._is_tiled(kinds, model.dim) else {}
+        if model.block.qk_norm:  # before that norm heads may be larger than 16 bits take
+            narrow = {}
         source, norm = self._input("qkv", x, model.block.attention_norm, **narrow)
         made = [self._products_of(names, source, norm, whole_rows=True, **narrow) for names in stacks]
         rows = [next(products).tensor for products in made]
@@ -198,12 +205,18 @@ class AttentionOfStep(TiledProducts):
             return f32
         return self.kv_dtype if self.kv_dtype.bits == 16 else bf16
 
-    def _qkv(self, x: str) -> list[Ref]:
-        """Queries, keys and values of a layer, normed where the family norms them."""
+    def _norms_heads(self, attention: Attention) -> bool:
+        """Whether the launch that rotates and appends also norms the heads of q and k."""
+        rotates = attention.rope is not None
+        return rotates and self.model.block.qk_norm == "head" and norms_heads(attention.head_dim, attention.style)
+
+    def _qkv(self, x: str, *, norms_in_place: bool) -> list[Ref]:
+        """Queries, keys and values of a layer, normed where the family norms them, unless the launch that appends does
+        it (`norms_in_place`)."""
         model, shape = self.model, self.model.shape
         source, norm = self._input("qkv", x, model.block.attention_norm)
         found = [ref for names in self._stacks() for ref in self._products_of(names, source, norm)]
-        if model.block.qk_norm:
+        if model.block.qk_norm and not norms_in_place:
             for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
                 rows = self.rows * (n_heads if model.block.qk_norm == "head" else 1)
                 out = self.scratch(f"{name}_norm.out", model.products()[QKV[i]][0])
@@ -244,6 +257,9 @@ class AttentionOfStep(TiledProducts):
             how["programmatic"] = False
         role, kernel = attention.append
         given = {**rows, **self._caches(attention), **self._position()}
+        if self._norms_heads(attention):
+            given |= {f"{name}_norm_weight": self._norm_weight(f"{name}_norm") for name in "qk"}
+            how |= {"qk_norm": True, "eps": self.model.norm_eps, "norm_offset": self.model.block.norm_offset}
         fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
 
@@ -303,7 +319,6 @@ class AttentionOfStep(TiledProducts):
             beside, fields = self._leave_normed(name, source)
             self._product(name, weight, dim, k, source, x, bias=bias, residual=True, beside=beside, **fields)
             return
-        out, normed = self.scratch(f"{name}.out", dim), self.scratch(f"{post_norm}.out", dim)
+        out = self.scratch(f"{name}.out", dim)
         self._product(name, weight, dim, k, source, out, bias=bias)
-        self._rms(post_norm, post_norm, out, normed)
-        self.op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
+        self._rms(post_norm, post_norm, out, x, added=True)

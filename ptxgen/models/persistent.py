@@ -93,6 +93,8 @@ def _layer_facts(layers: list[dict[str, Op]]) -> tuple[dict[str, Any], dict[str,
         if heads is None or product is None:
             raise other_ops(f"layers.{number}", layer.keys() - ROLES)
         extra = layer.keys() - {*ROLES, heads.role, product.role}
+        if getattr(heads.spec, "qk_norm", False):  # within the launch that appends
+            extra |= {"q_norm", "k_norm"}
         for role in ROLES:
             if role not in layer:
                 raise other_ops(f"layers.{number}", extra or layer)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
-from ptxgen.models.program import Part, Ref
+from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.row_forms import RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tokens import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
+from ptxgen.weights.e4m3 import BLOCK
 
 if TYPE_CHECKING:
     from ptxgen.kernels.digit_gemm import DigitGemm
@@ -54,8 +55,8 @@ class ProductInputs(RowForms):
         assert isinstance(x, str), "several rows are a tensor of their own"
         if norm and self.at(norm) in self.normed:
             return self.normed[self.at(norm)], norm
-        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k, normed=bool(norm)):
-            return (self._half_rows(role, x, k, norm, kinds) if norm else x), ""
+        if self.halves(kinds, n * k * (2 if fields.get("gated") else 1), k) and not self.takes_bytes(role, kinds):
+            return (self._half_rows(role, x, k, norm, kinds) if self.packs_halves(kinds, norm) else x), ""
         if self.digits(kinds, k):
             return self._digit_rows(role, x, k, norm), ""
         if self.in_units(kinds, k) or self.packs(kinds, k):
@@ -68,7 +69,20 @@ class ProductInputs(RowForms):
 
     def _norm_weight(self, name: str) -> str:
         width = self.model.norms()[name] if self.layer >= 0 else self.model.dim
-        return self.vector(self.at(name), Part(self.at(name), width))
+        return self.vector(self.at(name), Part(self.at(name), width, self._pairs(name)))
+
+    def _pairs(self, name: str = "q_proj") -> Pairs | None:
+        """How rows of q and k, and weights of their heads' norms, lie other than in the file: what rotates together is
+        neighbours, so that a lane can rotate its own results. Not where a norm of all heads or scales of blocks know
+        the file's order."""
+        model = self.model
+        if name not in ("q_proj", "k_proj", "q_norm", "k_norm") or model.rope_style == "norm":
+            return None
+        rope, head = model.layer(self.layer).rope, model.shape.head_dim
+        if rope is None or model.block.qk_norm == "row":
+            return None
+        in_blocks = "e4m3_block" in (self.format_of(self.at(each)) for each in ("q_proj", "k_proj"))
+        return None if in_blocks and BLOCK % head else Pairs(head, rope.rotary_dim)
 
     def _norm_fields(self) -> dict[str, Any]:
         """Fields of a product that norms its inputs."""
@@ -105,7 +119,8 @@ class ProductInputs(RowForms):
         squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
         given: dict[str, str | Ref] = {"norm_weight": self._norm_weight(norm), "digits": digits}
         self.layer = here
-        return {**given, "out_squares": squares}, {"norm_out": True, "norm_offset": self.model.block.norm_offset}
+        fields = {"norm_out": True, "norm_offset": self.model.block.norm_offset}
+        return {**given, "out_squares": squares}, fields | self._for_others(self._kinds(name), kinds)
 
     def _halves_of(self, role: str, k: int, kinds: Sequence[str]) -> str:
         """Scratch memory for rows as bf16 digits, for weights of these formats."""

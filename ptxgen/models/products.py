@@ -8,14 +8,13 @@ from typing import Any
 
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32
 from ptxgen.models.product_inputs import ProductInputs
-from ptxgen.models.program import Pairs, Part, Ref
+from ptxgen.models.program import Part, Ref
 from ptxgen.models.row_forms import LONG, STACK
 from ptxgen.models.spec import QKV
 from ptxgen.products.few import geometry as few
 from ptxgen.products.product import most_columns
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
-from ptxgen.weights.e4m3 import BLOCK
 
 # what `best` says of a packed product, beside the tokens of its rows
 TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
@@ -32,16 +31,6 @@ class Products(ProductInputs):
     def _bias(self, name: str) -> Part:
         """The bias of a product, where the model has one."""
         return Part(f"{self.at(name)}.bias", self.model.products()[name][0], self._pairs(name))
-
-    def _pairs(self, name: str = "q_proj") -> Pairs | None:
-        """How rows of q and k lie other than in the file: what rotates together is neighbours, so that a product can
-        rotate its own results. Not where a norm of heads or scales of blocks know the file's order."""
-        model, rope = self.model, self.model.layer(self.layer).rope
-        if name not in ("q_proj", "k_proj") or rope is None or model.rope_style == "norm" or model.block.qk_norm:
-            return None
-        head = model.shape.head_dim
-        in_blocks = "e4m3_block" in (self.format_of(self.at(each)) for each in ("q_proj", "k_proj"))
-        return None if in_blocks and BLOCK % head else Pairs(head, rope.rotary_dim)
 
     def _product(
         self, role: str, weight: str | Ref, n: int, k: int, x: str | Ref, out: str | Ref, *, norm: str = "",

@@ -28,13 +28,13 @@ PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 # Largest number of rows for which byte codes are multiplied by byte digits: exact, and faster than rounded rows.
 DIGITS_TO = {"exact": 32, "fast": 8, "e4m3": 8}
-# Least number of weights of a product whose rows become bf16 digits (and not tiles for wgmma): HALVES_FROM_WEIGHTS for
-# rows that a launch norms anyway, LARGE for others. If successive products read and write digits, all of them do.
-LARGE = 1 << 24
-HALVES_FROM_WEIGHTS = {"exact": LARGE, "fast": 0}
-# Largest number of weights of gate and up together for which a model's K-quants are multiplied by bf16 digits. Three
-# bf16 digits save launches, but take longer than bytes with large matrices: faster at 2.3e7 and 2.8e7, slower at 1.2e8.
-SPANS_TO_WEIGHTS = {"exact": 1 << 25, "fast": 1 << 40}
+# Least number of 16-bit weights of a product whose rows become bf16 digits (and not tiles for wgmma). If successive
+# products read and write digits, all of them do.
+HALVES_FROM_WEIGHTS = {"exact": 1 << 24, "fast": 0}
+# Largest number of weights of gate and up together for which exact rows of K-quants are multiplied by bf16 digits, by
+# whether that saves all launches but five. Three bf16 digits take longer than bytes with large matrices: with five
+# launches they are faster up to 5.0e7 and slower from 9.0e7 on, with six or nine slower at 5.0e7 and 4.2e7.
+SPANS_TO_WEIGHTS = {"five": 3 << 24, "more": 1 << 25}
 # More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
 # of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
 # long: digits of bytes are faster elsewhere.
@@ -95,27 +95,51 @@ class RowForms(Draft):
         formats = [weight_format(kind) for kind in kinds]
         some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k, few_layout.UNIT)
         alike = len({few.has_spans(each) for each in formats}) == 1  # what packs x for one packs it for the others
-        small = 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[self._rounding]
-        pays = small or not self.has_sums(kinds)
+        pays = self._rounding == "fast" or not self.has_sums(kinds)
+        launches = "five" if self.has_five_launches else "more"
+        pays |= 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[launches]
         return some and alike and pays and all(few.takes(each, k, self._rounding) for each in formats)
+
+    @property
+    def has_five_launches(self) -> bool:
+        """Whether a layer of few tokens, of one format, may have five launches: all norms divided out of products, q, k
+        and v appended by theirs."""
+        block, shape = self.model.block, self.model.shape
+        behind = block.attention_post_norm or block.mlp_post_norm or block.qk_norm
+        return bool(block.attention_norm and block.mlp_norm and not behind) and shape.head_dim % STACK == 0
 
     def has_sums(self, kinds: Sequence[str]) -> bool:
         """Whether bf16 digits for weights of these formats have sums beside them."""
         return few.has_spans(weight_format(kinds[0]))
 
-    def halves(self, kinds: Sequence[str], weights: int, k: int, *, normed: bool) -> bool:
-        """Whether rows of k columns become bf16 digits where they are `normed`, which is a launch anyway, and else stay
-        as they are: for so many weights of these formats."""
-        if not self.takes_halves(kinds, k):
-            return False
-        if HALVES.isdisjoint(kinds):
-            return normed
-        return weights >= (HALVES_FROM_WEIGHTS[self._rounding] if normed else LARGE)
+    def leaves_for(self, kinds: Sequence[str], behind: Sequence[str]) -> bool:
+        """Whether products with weights of some formats leave digits for others: exact ones only of their own kind, as
+        a launch that packs takes less than they gain."""
+        return self._rounding == "fast" or self.has_sums(kinds) == self.has_sums(behind)
+
+    def _for_others(self, kinds: Sequence[str], behind: Sequence[str]) -> dict[str, Any]:
+        """The field of a product with weights of some formats whose digits are for others of the other kind."""
+        return {"other_kind": True} if self.has_sums(kinds) != self.has_sums(behind) else {}
+
+    def halves(self, kinds: Sequence[str], weights: int, k: int) -> bool:
+        """Whether rows of k columns are for products of bf16 digits: for so many weights of these formats."""
+        enough = HALVES.isdisjoint(kinds) or weights >= HALVES_FROM_WEIGHTS[self._rounding]
+        return enough and self.takes_halves(kinds, k)
+
+    def packs_halves(self, kinds: Sequence[str], norm: str) -> bool:
+        """Whether rows become bf16 digits before products that take these: where a launch norms them anyway, where they
+        are rounded, and for weights of codes. Exact rows that no launch norms stay f32 for weights of 16 bits."""
+        return bool(norm) or self._rounding == "fast" or HALVES.isdisjoint(kinds)
+
+    def takes_bytes(self, role: str, kinds: Sequence[str]) -> bool:
+        """Whether rows that nothing left as bf16 digits become digits of bytes all the same: exact ones before K-quants
+        whose product adds to the residual stream, as these are the faster product where no launch is saved."""
+        return self._rounding == "exact" and role in ("o_proj", "down_proj") and self.has_sums(kinds)
 
     def reads_halves(self, name: str, k: int) -> bool:
         """Whether the product `name`, which adds to the residual stream, reads digits that the op before leaves."""
         kinds = self._kinds(name)
-        large = self.model.dim * k >= LARGE or HALVES.isdisjoint(kinds)
+        large = self.halves(kinds, self.model.dim * k, k)
         chunks = name != "o_proj" or not self.has_sums(kinds) or self.model.shape.head_dim % STACK == 0  # of attention
         return chunks and (large or self._leaves_normed(name)) and self.takes_halves(kinds, k)
 
@@ -215,8 +239,8 @@ class RowForms(Draft):
         norm, block = self._next_norm(name)[2], self.model.block
         alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
         kinds = self._kinds_behind(name)
-        alike = self.has_sums(kinds) == self.has_sums(self._kinds(name))
-        return alone and bool(norm) and alike and self.takes_halves(kinds, self.model.dim)
+        leaves = self.leaves_for(self._kinds(name), kinds) and self.takes_halves(kinds, self.model.dim)
+        return alone and bool(norm) and leaves
 
     def _kinds_behind(self, name: str) -> list[str]:
         """The formats of the matrices behind the norm behind the product `name`."""

@@ -11,7 +11,7 @@ from ptxgen.dtypes import bf16
 from ptxgen.models.products import Products
 from ptxgen.models.program import Ref
 from ptxgen.models.row_forms import FEW
-from ptxgen.products.wgmma.norms import squares_shape
+from ptxgen.products.wgmma.norms import SQUARED, squares_shape
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens import DIGITS, PADDED
 from ptxgen.products.wgmma.tokens import shape as tile_shape
@@ -28,6 +28,15 @@ class TiledProducts(Products):
         some = some and self.packs(kinds, k)
         others = self.digits(kinds, k) or self.in_units(kinds, k)  # units of whole rows
         return some and not others and self.scale_group(kinds, k) is None
+
+    def _left_tiles(self, role: str, tokens: int) -> str:
+        """Memory for tiles of so many that a product leaves for the norm before `role`. It writes no columns past the
+        last: where blocks have such, they stay zero, in memory that all layers share."""
+        dim = self.model.dim
+        if dim % PADDED == 0:
+            return self._packed_rows(role, dim, tokens)
+        shape = self._extents(tile_shape(dim, tokens, DIGITS[self._rounding]))
+        return self.tensor(f"{role}.tiles{tokens}", "state", shape, bf16, zeroed=True)
 
     def _attended_tiles(self) -> str:
         """Memory for what attention makes, as such tiles; rows that no sequence has, and columns past the last, stay
@@ -48,13 +57,13 @@ class TiledProducts(Products):
         block, dim, held = self.model.block, self.model.dim, self._held(x)
         alone = not {"o_proj": block.attention_post_norm, "down_proj": block.mlp_post_norm}[name]
         tiled = self.is_packed(x) and not self.is_in_digits(x) and held.dtype == bf16
-        if not (tiled and alone and self.reads_tiles(self._kinds_behind(name), dim) and dim % PADDED == 0):
+        if not (tiled and alone and self.reads_tiles(self._kinds_behind(name), dim) and dim % SQUARED == 0):
             return super()._leave_normed(name, x)
         here, tokens = self.layer, held.shape[-2]
         self.layer, role, norm, _ = self._next_norm(name)
         given: dict[str, str | Ref] = {}
         if norm and self._tokens_of(role) == tokens:
-            tiles = self.normed[self.at(norm)] = self._packed_rows(role, dim, tokens)
+            tiles = self.normed[self.at(norm)] = self._left_tiles(role, tokens)
             squares = self.tensor(f"{tiles}.squares", "scratch", self._extents(squares_shape(dim)))
             given = {"norm_weight": self._norm_weight(norm), "digits": tiles, "out_squares": squares}
         self.layer = here

@@ -34,6 +34,7 @@ def test_every_length_of_row(device: Device, kind: type[KernelType], dim: int) -
     "spec",
     [
         RmsNorm(100, residual=True, offset=1.0), RmsNorm(64, heads=5), RmsNorm(9001, residual=True),
+        RmsNorm(100, added=True, offset=1.0), RmsNorm(64, heads=5, added=True), RmsNorm(9001, added=True),
         LayerNorm(100, residual=True), LayerNorm(64, bias=False, heads=5), LayerNorm(9001, residual=True),
         Activation(300, "gelu", gated=True), Activation(301, gated=True, apart=True), Activation(2500, "gelu_tanh"),
         ResidualAdd(2501, scale=-0.5),
@@ -42,6 +43,11 @@ def test_every_length_of_row(device: Device, kind: type[KernelType], dim: int) -
 )  # fmt: skip
 def test_options_in_every_mode_of_the_executor(spec: KernelType, mode: str) -> None:
     trial(spec, open_device("cpu", mode=mode), rows=2, seed=3).require()
+
+
+def test_a_norm_is_added_to_the_stream_or_the_stream_is_normed() -> None:
+    with pytest.raises(SpecError, match=r"added: needs residual=False \(got added=True, residual=True; nearest: False"):
+        RmsNorm(64, residual=True, added=True)
 
 
 @needs_assembler

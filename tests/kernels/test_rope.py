@@ -12,7 +12,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.idioms.rope import Rotation
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import KvCacheScatter, Rope, RopeKvAppend
-from ptxgen.runtime import Device
+from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.scales import dequantise
 
@@ -192,6 +192,32 @@ def test_append_of_heads_that_lie_in_one_row(device: Device, stacked: str, style
         trial(spec, device, target="sm_80", rows=3, pages=15).require()
     with pytest.raises(SpecError, match="stacked: needs in_place=False"):
         RopeKvAppend(40, 40, 6, 2, stacked=stacked)
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 128, 256])
+@pytest.mark.parametrize("stacked", ["", "qk", "qkv"])
+@pytest.mark.parametrize(("kv_dtype", "src_dtype"), [("f32", "f32"), ("f16", "bf16"), ("s8", "f32")])
+def test_heads_are_normed_first(device: Device, head_dim: int, stacked: str, kv_dtype: str, src_dtype: str) -> None:
+    """Those of q and of k, each with weights of its own; v stays as it is."""
+    for more in ({}, {"batched": True, "norm_offset": 1.0, "eps": 0.01}):
+        spec = RopeKvAppend(
+            20, head_dim, 6, 2, style="norm", in_place=not stacked, stacked=stacked, kv_dtype=kv_dtype,
+            src_dtype=src_dtype, qk_norm=True, **more,
+        )  # fmt: skip
+        trial(spec, device, target="sm_80", rows=3).require()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+def test_heads_are_normed_in_every_order(mode: str) -> None:
+    for head_dim, heads in ((32, (6, 2)), (128, (3, 1)), (256, (2, 2))):
+        spec = RopeKvAppend(20, head_dim, *heads, style="norm", rotary_dim=16, qk_norm=True)
+        trial(spec, open_device("cpu", mode=mode), rows=3).require()
+
+
+@pytest.mark.parametrize(("head_dim", "style"), [(24, "norm"), (512, "norm"), (64, "neox")])
+def test_lanes_of_one_warp_norm_heads_whose_pairs_they_have(head_dim: int, style: str) -> None:
+    with pytest.raises(SpecError, match=r"qk_norm: needs style='norm' and a head_dim of 8, 16, 32, 64, 128 or 256"):
+        RopeKvAppend(20, head_dim, 6, 2, style=style, qk_norm=True)
 
 
 @pytest.mark.parametrize("src_dtype", ["f32", "f16", "bf16"])

@@ -89,9 +89,14 @@ class TokenDigits:
 
 
 class HalfResults(TokenResults):
-    """`TokenResults` that are packed; tokens of a tile past the last are zero, tiles without a token not written."""
+    """`TokenResults` that are packed; tokens of a tile past the last are zero, tiles without a token not written.
+    `sums`: with sums beside them."""
 
     at: FewRuns
+
+    def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, *, sums: bool) -> None:
+        super().__init__(b, spec, at, memory)
+        self.sums = sums
 
     def place(self, out_row: Reg, inside: Reg) -> None:
         b, spec = self.b, self.spec
@@ -100,9 +105,9 @@ class HalfResults(TokenResults):
         token = b.op("add.u32", "out_token", self.tokens.first, self.token)
         self.exists = b.op("setp.lt.u32", "token_exists", token, self.tokens.rows)
         b.op("setp.lt.and.u32", inside, self.tokens.first, self.tokens.rows, inside)
-        self.packed = TokenDigits(b, "out", spec.n, self.at.digits, sums=self.at.sums)
+        self.packed = TokenDigits(b, "out", spec.n, self.at.digits, sums=self.sums)
         self.packed.locate(self.tokens, self.token, out_row)
-        if self.at.sums:
+        if self.sums:
             self._make(out_row)
             self.packed.add_up(self.result_value)
             self.leads = b.op("setp.eq.u32", "leads_record", self.row, 0)
@@ -113,7 +118,7 @@ class HalfResults(TokenResults):
         self.b.op("selp.f32", self.result_value, self.result_value, 0.0, self.exists)
 
     def store(self, out_row: Reg) -> None:
-        if self.at.sums:
+        if self.sums:
             self.packed.store_sum(self.leads)
         else:
             self._make(out_row)
@@ -126,9 +131,11 @@ class NormedResults(EarlyResults):
 
     at: FewRuns
 
-    def __init__(self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, norm_offset: float) -> None:
+    def __init__(
+        self, b: Builder, spec: Surrounded, at: FewRuns, memory: Shared, *, sums: bool, norm_offset: float
+    ) -> None:
         super().__init__(b, spec, at, memory)
-        self.norm_offset = norm_offset
+        self.sums, self.norm_offset = sums, norm_offset
 
     def sources(self, name: str) -> dict[str, tuple[Reg, Reg]]:
         b, spec = self.b, self.spec
@@ -163,14 +170,14 @@ class NormedResults(EarlyResults):
         self.value = b.op("selp.f32", "normed_value", result, 0.0, self.exists)
         self.square = b.op("mul.f32", "square", self.value, self.value)
         over_lanes(b, "add.f32", self.square, ROW_OF_TILE)
-        self.packed = TokenDigits(b, "digits", spec.n, self.at.digits, sums=self.at.sums)
+        self.packed = TokenDigits(b, "digits", spec.n, self.at.digits, sums=self.sums)
         self.packed.locate(self.tokens, self.token, out_row)
         record = b.op("shr.u32", "out_record", out_row, TILE_ROWS.bit_length() - 1)
         row = b.op("add.u32", "square_row", self.tokens.first, self.token)
         b.op("mad.lo.u32", record, row, spec.n // TILE_ROWS, record)
         self.squares_at = b.op("mad.wide.u32", "squares_at", record, 4, b.ld_param("out_squares"))
         self.leads = b.op("setp.eq.u32", "leads_record", self.row, 0)
-        if self.at.sums:
+        if self.sums:
             self._times_gain()
             self.packed.add_up(self.value)
 
@@ -185,7 +192,7 @@ class NormedResults(EarlyResults):
         b = self.b
         b.op("st.global.f32", self.out[0], self.result_value, pred=self.exists)
         b.op("st.global.f32", self.squares_at[0], self.square, pred=self.leads)
-        if self.at.sums:
+        if self.sums:
             self.packed.store_sum(self.leads)
         else:
             self._times_gain()

@@ -141,7 +141,7 @@ def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
 @pytest.mark.parametrize("most", [0, 1 << 40])
 def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As llama.cpp's mixes have them; larger models' exact rows stay digits of bytes."""
-    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "exact", most)
+    monkeypatch.setitem(row_forms.SPANS_TO_WEIGHTS, "five", most)
     spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "q6_k" for name in ("v_proj", "down_proj")}
     file = ArrayFile(spec, random_weights(spec), "q4_k", mixed)
@@ -155,8 +155,7 @@ def test_values_in_another_format_append_by_themselves(monkeypatch: pytest.Monke
 
 
 def test_layers_in_bf16_and_in_k_quants_have_digits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What attention leaves lies otherwise before each, and no product leaves digits for a layer of the other kind."""
-    monkeypatch.setattr(row_forms, "LARGE", 0)
+    """What attention leaves lies otherwise before each, and so do digits that a product leaves for the other kind."""
     monkeypatch.setitem(row_forms.HALVES_FROM_WEIGHTS, "exact", 0)
     spec = small_spec("llama", **WIDE)
     mixed = {f"layers.1.{name}": "bf16" for name in spec.products()}
@@ -178,6 +177,9 @@ def narrow_mixture(slots: int, precision: str, device: Device, kind: str = "q5_0
     ops = [(op.layer, op.role, op.spec.kernel_name) for op in batch._step.program.ops]
     assert {kernel for _, role, kernel in ops if role in ("o_proj", "gate_up", "down_proj")} == {"digit_gemm"}
     assert [role for layer, role, _ in ops if layer == 0 and role.endswith("_append")] == ["qk_append", "v_append"]
+    packed = [role for _, role, _ in ops if role.endswith(".digits")]
+    between = ["qkv.digits", "down_proj.digits"] * 2 + ["lm_head.digits"]
+    assert packed == (between if precision == "exact" and kind == "q5_0" else ["qkv.digits"])
     has_models_tokens(batch, file, slots, 2, precision)
 
 

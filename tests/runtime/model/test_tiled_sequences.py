@@ -67,9 +67,20 @@ def test_rows_in_units_of_their_own_and_many_rows_are_packed(slots: int, precisi
     assert not any(getattr(op.spec, "norm_out", False) or getattr(op.spec, "tile_tokens", 0) for op in steps.ops)
 
 
-def test_rows_that_are_no_whole_blocks_are_packed() -> None:
-    """Of 64 columns a norm is a launch; attention's tiles have zeros behind them."""
-    steps = program("llama", 9, "fast", "bf16", hidden_size=320, head_dim=80)
+@pytest.mark.parametrize(("slots", "mode", "precision"), [(9, "check", "fast"), (17, "random", "exact")])
+def test_rows_that_end_within_a_block(slots: int, mode: str, precision: str) -> None:
+    """Tiles that attention and products leave have zeros behind such rows, in memory that all layers share."""
+    spec = small_spec("llama", **{**WIDE, "hidden_size": 320, "head_dim": 80})
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+    batch = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision).batch(slots=slots)
+    batch.cache.zero()
+    assert roles(batch._step.program, 1) == SIX
+    has_models_tokens(batch, file, slots - 1, 3, precision)
+
+
+def test_rows_that_are_no_whole_loads_of_squares_are_packed() -> None:
+    """Of 64 columns a lane loads the squares together."""
+    steps = program("llama", 9, "fast", "bf16", hidden_size=336, head_dim=80)
     assert "gate_up.pack" in roles(steps, 1)
     assert "o_proj.pack" not in roles(steps, 1)
 
