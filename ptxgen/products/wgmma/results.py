@@ -104,7 +104,8 @@ class Results:
             self._leave_some(0)
             for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
-            if at.shape.slices == 1 and (at.result_buffers == 1 or at.result_tokens == at.out_tokens):
+            again = at.shape.slices == 1 and not at.one_tile  # warpgroups that share k meet before the next tile's
+            if again and (at.result_buffers == 1 or at.result_tokens == at.out_tokens):
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
         b.expose(result_rounds=())
 
