@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import bf16, f16, f32, u8, u32
@@ -235,6 +235,13 @@ class PackedGemm(PackedProduct):
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
+        rows = NormedResults if self.norm_out else Results
+        b.without("ask_early")
+        self.build_with(b, rows if not at.halves else HalfTiles if self.packed_out else HalfResults)
+
+    def build_with(self, b: Builder, results_of: Callable[..., Results | HalfResults], releases: bool = True) -> None:
+        """The product, and what becomes of its results; `releases`: the next kernel may start while this one runs."""
+        at = Geometry.of(self)
         ring, tasks = Ring(b, at), Tasks(b, self, at)
         tasks.locate()
         ring.make(tasks.takes)
@@ -246,7 +253,7 @@ class PackedGemm(PackedProduct):
                 b.op("setmaxnreg.inc.sync.aligned.u32", more)
         else:
             b.without("fewer_registers", "more_registers")
-        wait_for_producer(b, self.programmatic)
+        wait_for_producer(b, self.programmatic, releases)
         tasks.build()
         counts_first = self.programmatic and not at.rows_first and not self.indirect
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
@@ -278,9 +285,7 @@ class PackedGemm(PackedProduct):
             CarriedResults(b, self, at, ring, sums, multiplier.step).build(tasks)
             Carrier(b, self, at, ring).build(tasks)
         else:
-            rows = NormedResults if self.norm_out else Results
-            results = rows if not at.halves else HalfTiles if self.packed_out else HalfResults
-            results(b, self, at, ring, sums).build(tasks)
+            results_of(b, self, at, ring, sums).build(tasks)
         b.expose(
             geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
             finds_tile=not at.carried or self.bias or at.shape.last, others=_others(at), passing=tasks.passes,
