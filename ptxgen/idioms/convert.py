@@ -125,6 +125,12 @@ def scratch(b: Builder, name: str, type: str) -> Reg:
     return found if found is not None else b.reg(name, type)
 
 
+def again(b: Builder, name: str) -> str | Reg:
+    """A destination: the register of that name, or where none is declared yet the name, which declares it."""
+    found = b.known(name)
+    return name if found is None else found
+
+
 def scratch_array(b: Builder, name: str, type: str, count: int) -> RegArray:
     """An array of registers that is declared once and used again."""
     found = b.known_array(name)

@@ -8,6 +8,7 @@ sequence's page table gives its pages in order. A ring has so many rows in place
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
@@ -143,30 +144,32 @@ def position_inside(b: Builder, spec: CacheSpec, position: Reg, kept: bool) -> R
 
 
 def cache_row(b: Builder, spec: CacheSpec, row: Reg, head: Reg, position: Reg, writes: Reg) -> Reg:
-    """Index of a position's row of `head_dim` elements, 64 bits; `writes` is cleared where its page does not exist."""
+    """Index of a position's row of `head_dim` elements, 64 bits; `writes` is cleared where its page does not exist.
+    Of another row later, in the same registers."""
+    again = partial(convert.again, b)
     if spec.page_size:
-        entry, slot = split(b, "page_entry", "page_slot", position, spec.page_size)
-        table = b.ld_param("page_table")
+        entry, slot = split(b, again("page_entry"), again("page_slot"), position, spec.page_size)
+        table = b.ld_param("page_table", again("page_table"))
         if spec.batched:
             b.op("mad.wide.u32", table, row, 4 * max_pages(spec), table)
         b.op("mad.wide.u32", table, entry, 4, table)
-        page = b.op("ld.global.s32", "page", table[0])
+        page = b.op("ld.global.s32", again("page"), table[0])
         # One unsigned comparison refuses negative entries too.
-        b.op("setp.lt.and.u32", writes, page, b.ld_param("n_pages"), writes)
+        b.op("setp.lt.and.u32", writes, page, b.ld_param("n_pages", again("n_pages")), writes)
         if spec.page_layout == "nhd":
-            wide_slot = b.op("cvt.u64.u32", "wide_slot", slot)
-            index = b.op("cvt.u64.u32", "cache_row", page)
+            wide_slot = b.op("cvt.u64.u32", again("wide_slot"), slot)
+            index = b.op("cvt.u64.u32", again("cache_row"), page)
             b.op("mad.lo.u64", index, index, spec.page_size, wide_slot)
-            wide_head = b.op("cvt.u64.u32", "wide_kv_head", head)
+            wide_head = b.op("cvt.u64.u32", again("wide_kv_head"), head)
             return b.op("mad.lo.u64", index, index, spec.n_kv_heads, wide_head)  # type: ignore[no-any-return]
-        index, length = row_index(b, "cache_row", page, spec.n_kv_heads, head), spec.page_size
+        index, length = row_index(b, again("cache_row"), page, spec.n_kv_heads, head), spec.page_size
     else:
-        index = row_index(b, "cache_row", row, spec.n_kv_heads, head) if spec.batched else None
-        index = b.op("cvt.u64.u32", "cache_row", head) if index is None else index
+        index = row_index(b, again("cache_row"), row, spec.n_kv_heads, head) if spec.batched else None
+        index = b.op("cvt.u64.u32", again("cache_row"), head) if index is None else index
         slot, length = position, spec.ring or spec.max_len
         if spec.ring:
-            slot = b.op("rem.u32", "ring_slot", position, spec.ring)
-    wide = b.op("cvt.u64.u32", "wide_slot", slot)
+            slot = b.op("rem.u32", again("ring_slot"), position, spec.ring)
+    wide = b.op("cvt.u64.u32", again("wide_slot"), slot)
     return b.op("mad.lo.u64", index, index, length, wide)  # type: ignore[no-any-return]
 
 

@@ -17,17 +17,19 @@ def programmatic_rules(programmatic: bool, target: Target) -> Iterator[str]:
         yield f"programmatic: needs sm_90 or later (got {target}; nearest: False)"
 
 
-def depend(b: Builder) -> None:
-    """Let the next kernel start, and wait until the one before has ended and its writes are visible."""
-    b.op("griddepcontrol.launch_dependents")
+def depend(b: Builder, releases: bool = True) -> None:
+    """Let the next kernel start, if this one `releases` it, and wait until the one before has ended and its writes are
+    visible."""
+    if releases:
+        b.op("griddepcontrol.launch_dependents")
     b.op("griddepcontrol.wait")
 
 
-def wait_for_producer(b: Builder, programmatic: bool) -> None:
+def wait_for_producer(b: Builder, programmatic: bool, releases: bool = True) -> None:
     """Fragment `depends`, which waits in a kernel that is `programmatic` and is absent from others."""
     if programmatic:
         with b.fragment("depends"):
-            depend(b)
+            depend(b, releases)
     else:
         b.without("depends")
 

@@ -8,7 +8,7 @@ of a turn (2⁻²³).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal, localcontext
 from functools import lru_cache
@@ -146,12 +146,13 @@ class Rotor:
     upper: tuple[Reg, ...]  # neox, for each unit: the chunk's elements are the second ones of their pairs
 
 
-def load_turns(b: Builder, r: Rotation, chunk: Reg, rotates: Reg, dtype: DType) -> Rotor:
-    """Load the frequencies of this chunk's pairs; they are constants, so nothing need be waited for."""
+def load_turns(b: Builder, r: Rotation, chunk: Reg, rotates: Reg, dtype: DType, elements: int = CHUNK) -> Rotor:
+    """Load the frequencies of this chunk's pairs; they are constants, so nothing need be waited for. `elements` of a
+    chunk: 8, or with style "norm" 4."""
     table = b.op("mov.u64", "turns_row", turns_table(b, r))
     if r.style == "norm":
-        turns, partners = b.array("turn", "b64", CHUNK // 2), b.array("cross", "f32", 2)
-        b.op("mad.wide.u32", table, chunk, 8 * CHUNK // 2, table)
+        turns, partners = b.array("turn", "b64", elements // 2), b.array("cross", "f32", 2)
+        b.op("mad.wide.u32", table, chunk, 8 * elements // 2, table)
         _load_pairs(b, turns.regs, table, rotates)
         return Rotor(r, turns, partners, partners, ())
     turns, partners = b.array("turn", "b64", CHUNK), b.array("partner", "f32", CHUNK)
@@ -189,10 +190,13 @@ def load_partners(b: Builder, rotor: Rotor, source: Reg, dtype: DType, rotates: 
         convert.load_words(b, words, partner, 4 * per_unit * part, pred=rotates)
 
 
-def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DType) -> None:
-    """Rotate the chunk in `values` by the angles of its pairs at an s32 position."""
+def rotate(
+    b: Builder, rotor: Rotor, values: Sequence[Reg], position: Reg, dtype: DType, rotates: Reg | None = None
+) -> None:
+    """Rotate the chunk in `values` by the angles of its pairs at an s32 position; with style "norm" where it
+    `rotates`."""
     r = rotor.rotation
-    wide = b.op("cvt.s64.s32", "wide_position", position)
+    wide = b.op("cvt.s64.s32", convert.again(b, "wide_position"), position)
     if r.style == "norm":
         for pair, turn in enumerate(rotor.turns):
             b.note(f"pair {pair} of the chunk", after=convert.RUN)
@@ -201,8 +205,8 @@ def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DTy
             b.op("mul.f32", rotor.partners[0], second, sin)
             b.op("mul.f32", rotor.partners[1], first, sin)
             b.op("neg.f32", rotor.partners[0], rotor.partners[0])
-            b.op("fma.rn.f32", first, first, cos, rotor.partners[0])
-            b.op("fma.rn.f32", second, second, cos, rotor.partners[1])
+            b.op("fma.rn.f32", first, first, cos, rotor.partners[0], pred=rotates)
+            b.op("fma.rn.f32", second, second, cos, rotor.partners[1], pred=rotates)
         return
     convert.unpack(b, rotor.partners, rotor.words, dtype)
     back = b.op("neg.s64", "minus_position", wide)

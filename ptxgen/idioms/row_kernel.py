@@ -132,7 +132,7 @@ class Rows:
         self.walk.step()
 
     def advance(self, again: str) -> None:
-        """Go to the next pass if there is one; last in its fragment. `again` is for the macro `passes`."""
+        """Go to the next pass if there is one; last in its fragment. `again` is for the macro `loop`."""
         self.walk.advance(again)
 
     def load(self, name: str, into: Sequence[Reg] | None = None, first: int = 0) -> Sequence[Reg]:

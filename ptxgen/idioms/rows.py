@@ -1,6 +1,6 @@
 """A loop over a row that threads share: who takes which elements, vectorised loads and stores, tails, the next pass.
 
-The macro `passes` of flow.ptx.j2 is the loop; a row that one pass takes has none.
+The macro `loop` of flow.ptx.j2 goes over the passes; a row that one pass takes has no loop.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def split(b: Builder, quotient: str, remainder: str, value: Reg, divisor: int) -> tuple[Reg, Reg]:
+def split(b: Builder, quotient: str | Reg, remainder: str | Reg, value: Reg, divisor: int) -> tuple[Reg, Reg]:
     """`value // divisor` and `value % divisor` of a u32 and a constant, in registers of those names."""
     if divisor & (divisor - 1) == 0:
         whole = b.op("shr.u32", quotient, value, divisor.bit_length() - 1)
@@ -50,7 +50,7 @@ def divide_any(b: Builder, quotient: str | Reg, value: Reg, divisor: int) -> Reg
     return b.op("shr.u32", whole, whole, shift) if shift else whole
 
 
-def row_index(b: Builder, name: str, row: Reg, per_row: Reg | int, item: Reg) -> Reg:
+def row_index(b: Builder, name: str | Reg, row: Reg, per_row: Reg | int, item: Reg) -> Reg:
     """`row · per_row + item` in 64 bits, of u32 values."""
     index: Reg = b.op("cvt.u64.u32", name, item)
     b.op("mad.wide.u32", index, row, per_row, index)

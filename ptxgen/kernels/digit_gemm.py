@@ -134,7 +134,11 @@ class DigitGemm(Weighted):
     def rules(self) -> Iterator[str]:
         found = list(self._rules_of_fields())
         yield from found
-        if not found and not self.runs.fits:
+        if found:
+            return  # without which there is no geometry
+        if self.runs.ctas % self.share:
+            yield self._unshared
+        if not self.runs.fits:
             if self.of_halves and few.takes(self.kind, self.k, self.precision):
                 nearest = few.best_split(self.kind.records(self.n), self.parts, self.kind, self.k, self.precision)
                 yield f"split: {self.k} inputs do not fit in shared memory (got {self.split}; nearest: {nearest})"
@@ -191,14 +195,18 @@ class DigitGemm(Weighted):
         for name, value, nearest in (("norm", self.norm, ""), ("norm_out", self.norm_out, False)):
             if value and not self.of_halves:
                 yield f"{name}: needs bf16 digits (got halves=False; nearest: {name}={nearest!r})"
-        if self.share > 1 and not (self.of_halves and self.split == 1 and self.runs.ctas % self.share == 0):
-            yield f"share: needs bf16 digits, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
+        if self.share > 1 and not (self.of_halves and self.split == 1):
+            yield self._unshared
         if self.norm_out:
             yield from self._rules_of_units()
             if self.n > MOST_NORMED:
                 yield f"n: with norm_out at most {MOST_NORMED} (got {self.n}; nearest: {MOST_NORMED})"
             if not self.residual:
                 yield "norm_out: needs a residual stream (got residual=False; nearest: residual=True)"
+
+    @property
+    def _unshared(self) -> str:
+        return f"share: needs bf16 digits, split=1 and an even number of CTAs (got {self.share}; nearest: 1)"
 
     def _rules_of_packing(self) -> Iterator[str]:
         """Of results that are packed."""

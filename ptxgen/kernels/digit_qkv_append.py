@@ -16,7 +16,7 @@ from ptxgen.kernels.digit_gemm import DigitGemm
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few.heads import TokenHeads
-from ptxgen.products.heads import head_rules
+from ptxgen.products.heads import HEADS, head_rules
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
 from ptxgen.spec.legality import draft
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
-
-
-# rows of the weights, by whose they are: from the first of q, or of v, to the last of k, or of v
-HEADS = {"qkv": (0, 2), "qk": (0, 1), "v": (1, 2)}
 
 
 @kernel_type

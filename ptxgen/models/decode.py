@@ -12,7 +12,7 @@ only computes keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,21 +62,8 @@ def step_program(
 
     Raises `SpecError` naming what is not covered.
     """
-    if step not in STEPS:
-        raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")
-    if (number := as_index(rows)) is None or number < 1 or (step == "decode" and number != 1):
-        raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
-    if choice not in CHOICES:
-        raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")
-    if choice == "none" and step != "prefill":
-        raise SpecError(f"step_program: choice 'none' is of a prompt's rows (got step={step!r}; nearest: 'greedy')")
-    if precision not in PRECISIONS:
-        raise SpecError(
-            f"step_program: precision must be one of {', '.join(PRECISIONS)} (got {precision!r} for {step})"
-        )
-    if page_size and (step != "batch" or pages < 1 or rings):
-        got = f"{page_size} with {pages} pages and {rings} rings for {step}"
-        raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
+    for wrong in _mistakes(step, rows, choice, precision, page_size, pages, rings):
+        raise SpecError(f"step_program: {wrong}")
     scheme = model.shape.kv_scheme
     if scheme is not None and dtype(kv_dtype).name == scheme.dtype:
         raise SpecError(
@@ -91,6 +78,25 @@ def step_program(
     )  # fmt: skip
     made.make()
     return made.program()
+
+
+def _mistakes(
+    step: str, rows: int, choice: str, precision: str, page_size: int, pages: int, rings: int
+) -> Iterator[str]:
+    """What no step has, whatever the model."""
+    if step not in STEPS:
+        yield f"step must be one of {', '.join(STEPS)} (got {step!r})"
+    if (number := as_index(rows)) is None or number < 1 or (step == "decode" and number != 1):
+        yield f"rows must be 1 to decode, and at least 1 else (got {rows} for {step})"
+    if choice not in CHOICES:
+        yield f"choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})"
+    if choice == "none" and step != "prefill":
+        yield f"choice 'none' is of a prompt's rows (got step={step!r}; nearest: 'greedy')"
+    if precision not in PRECISIONS:
+        yield f"precision must be one of {', '.join(PRECISIONS)} (got {precision!r} for {step})"
+    if page_size and (step != "batch" or pages < 1 or rings):
+        got = f"{page_size} with {pages} pages and {rings} rings for {step}"
+        yield f"page_size needs a batch with pages and without rings (got {got})"
 
 
 @dataclass(kw_only=True)

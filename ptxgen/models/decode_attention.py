@@ -8,14 +8,16 @@ from typing import Any
 
 from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
 from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+from ptxgen.kernels.packed_qkv_append import OF_PRODUCT
 from ptxgen.kernels.rope_kv_append import norms_heads
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.program import Ref
-from ptxgen.models.row_forms import STACK
+from ptxgen.models.row_forms import FEW, STACK
 from ptxgen.models.spec import QKV
 from ptxgen.models.tiled import TiledProducts
 from ptxgen.products.few import layout as few_layout
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 from ptxgen.targets import target as parse_target
@@ -77,6 +79,8 @@ class AttentionOfStep(TiledProducts):
             q = self._qkv_append(x, attention)
         elif self._fuses_few(attention):
             q = self._append_few(x, attention)
+        elif self._fuses_tiles(attention):
+            q = self._append_tiles(x, attention)
         elif self._stacks_rows(attention):
             q = self._append_stacked(x, attention)
         else:
@@ -121,6 +125,13 @@ class AttentionOfStep(TiledProducts):
         few = bool(self.model.block.attention_norm) and self.takes_halves(kinds, self.model.dim)
         return few and self._rotates_in_place(attention)
 
+    def _fuses_tiles(self, attention: Attention) -> bool:
+        """The same for more tokens, in tiles."""
+        kinds, dim = self._kinds(*QKV), self.model.dim
+        some = self.step == "batch" and not self.batch_invariant and FEW < self.rows <= MOST_ROWS_FIRST
+        tiled = self.in_units(kinds, dim) or self._is_tiled(kinds, dim)
+        return some and tiled and self._rotates_in_place(attention)
+
     def _rotates_in_place(self, attention: Attention) -> bool:
         """Whether a product of q, k and v can rotate its own results and append them."""
         rotates = attention.rope is not None and attention.style == "norm" and not self.model.block.qk_norm
@@ -138,7 +149,7 @@ class AttentionOfStep(TiledProducts):
         left = self.normed.get(self.at(norm))
         if left:
             given["squares"] = f"{left}.squares"
-            fields |= {"norm": "rms", "eps": model.norm_eps}
+            fields |= self._divided_out
         given["x"] = left or self._half_rows("qkv", x, model.dim, norm, self._kinds(*QKV))
         fields["holds"] = self._has_many_keys and self._rounding == "exact"  # as in `_append`; rounded rows gain by it
         for names in self._stacks():
@@ -152,6 +163,29 @@ class AttentionOfStep(TiledProducts):
             role = "qkv_append" if names == QKV else f"{heads}_append"
             written = {"weight": weight} if heads == "v" else {"weight": weight, "q": q}
             self.op("digit_qkv_append", role, {**given, **written}, {"rows": self.rows} | self._paged(), **own)
+        return Ref(q)
+
+    def _append_tiles(self, x: str, attention: Attention) -> Ref:
+        """The queries of tokens in tiles; keys and values are in the caches."""
+        model = self.model
+        source, norm = self._input("qkv", x, model.block.attention_norm)
+        assert isinstance(source, str), "tiles are a tensor of their own"
+        q = self.scratch("q.out", model.q_width)
+        common: dict[str, str | Ref] = {"x": source, **self._caches(attention), **self._position()}
+        common |= {"squares": f"{source}.squares"} if norm else {}
+        for names in self._stacks():
+            weight, heads, bias = self._stacked(names), "".join(name[0] for name in names), self._bias_of(names)
+            kind, width = self.tensors[weight].format, sum(model.products()[name][0] for name in names)
+            given = {**common, "weight": weight, **self._beside_tiles(source, kind)}
+            given |= ({"bias": bias} if bias else {}) | ({"q": q} if heads != "v" else {})
+            fields: dict[str, Any] = {"k": model.dim, "weights": kind, "bias": bool(bias)}
+            fields |= self._divided_out if norm else {}
+            fields |= self._tile_fields(source, n=width, **fields)
+            holds = self._has_many_keys and names[-1] == QKV[-1]  # attention waits, the product of v does not
+            taken = {name: value for name, value in fields.items() if name in OF_PRODUCT}
+            own = attention.fields("packed_qkv_append", **self._in_pages(), heads=heads, holds=holds, **taken)
+            role = "qkv_append" if names == QKV else f"{heads}_append"
+            self.op("packed_qkv_append", role, given, {"rows": self.rows} | self._paged(), **own)
         return Ref(q)
 
     def _qkv_append(self, x: str, attention: Attention) -> Ref:

@@ -51,7 +51,7 @@ class Products(ProductInputs):
         if kernel == "gemm" and k > LONG and not self.is_packed(x):
             fields["programmatic"] = False  # its launch beside the product ahead takes a quarter longer
         if norm and self.is_packed(x):
-            fields |= {"norm": "rms", "eps": self.model.norm_eps}
+            fields |= self._divided_out
             given["squares"] = f"{x}.squares"
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
@@ -62,16 +62,29 @@ class Products(ProductInputs):
             if chosen.of_halves:
                 fields["share"] = chosen.share
         elif self.is_packed(x):
-            kernel, sizes, fields["tokens"] = "packed_gemm", {"rows": rows}, self.tensors[str(x)].shape[-2]
-            fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
-            if fields["x_dtype"] in (e4m3, f16):
-                given["x_scales"] = f"{x}.scales"
-            if fields["x_dtype"] == f16:
-                fields["by_row"] = True
-                given |= {"x_sums": f"{x}.sums"} if weight_format(held.format).has_mins else {}
-            tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-            fields |= {name: getattr(tiles, name) for name in TILE}
+            kernel, sizes = "packed_gemm", {"rows": rows}
+            given |= self._beside_tiles(str(x), held.format)
+            fields |= self._tile_fields(str(x), n=n, k=k, weights=held.format, bias=bool(bias), **fields)
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+
+    @property
+    def _divided_out(self) -> dict[str, Any]:
+        """Fields of a product whose results are divided by the roots of its rows' mean squares."""
+        return {"norm": "rms", "eps": self.model.norm_eps}
+
+    def _beside_tiles(self, x: str, kind: str) -> dict[str, str | Ref]:
+        """What a product with weights of a format reads beside rows in tiles."""
+        of = self.tensors[x].dtype
+        given: dict[str, str | Ref] = {"x_scales": f"{x}.scales"} if of in (e4m3, f16) else {}
+        return given | ({"x_sums": f"{x}.sums"} if of == f16 and weight_format(kind).has_mins else {})
+
+    def _tile_fields(self, x: str, **fields: Any) -> dict[str, Any]:
+        """Of a product with these fields that reads x in tiles, the fields that follow from x, and its own tile."""
+        held = self.tensors[x]
+        found = {"tokens": held.shape[-2], "x_dtype": held.dtype, "precision": self._rounding}
+        found |= {"by_row": True} if held.dtype == f16 else {}
+        tiles = self._tiles(**fields, **found)
+        return found | {name: getattr(tiles, name) for name in TILE}
 
     def _stays(self, k: int, name: str) -> bool:
         """Whether a row of so many columns has room in shared memory, where the kernel of one token keeps it, beside

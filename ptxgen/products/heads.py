@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3")  # int8 takes a scale, which no single row of a product knows
 
+# rows of the weights, by whose they are: from the first of q, or of v, to the last of k, or of v
+HEADS = {"qkv": (0, 2), "qk": (0, 1), "v": (1, 2)}
+
 
 class Heads(kv_cache.CacheSpec, Protocol):
     """What there must be beside a cache: heads of q, and how q and k rotate."""

@@ -53,15 +53,16 @@ class Piece:
 
 
 class ZeroPoints(NamedTuple):
-    """What stands for 0 in 32 columns: weight = d · (scale · code − zero) + offset, with the zero near dmin · min / d.
+    """Of 32 columns each: weight = d · (scale · code − zero) + offset, with the zero near min · dmin / d, or 32 · min
+    where that is less.
 
     Of the lane's own columns, pairs of f16 for rows g and g + 8 in units of codes: `zeros`, negated, and `mins`. Of
-    each row d (`steps`), dmin (`less`), and the unit of offsets."""
+    each row `d`, `dmin`, and the unit of offsets."""
 
     zeros: Sequence[Reg]
     mins: Sequence[Reg]
-    steps: Sequence[Reg]
-    less: Sequence[Reg]
+    d: Sequence[Reg]
+    dmin: Sequence[Reg]
     units: Sequence[Reg]
 
 
@@ -306,7 +307,7 @@ class WeightFormat(ABC):
         raise NotImplementedError(self.name)
 
     def zero_units(self, b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        """`code_units` of `codes_less_zeros` and of `zero_offsets`."""
+        """`code_units` of `codes_less_zeros` and of `zero_offsets`; last, as they take the place of d and unit."""
         raise NotImplementedError(self.name)
 
     def codes_less_zeros(

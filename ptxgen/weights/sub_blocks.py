@@ -145,13 +145,13 @@ def _factors(
             b.op("add.rn.f16x2", both, both, minus)
         else:
             b.op("fma.rn.f16x2", both, both, constant(b, "scale_units", pair_of_f16(*units)), minus)
-        _each_twice(b, both, factors)
+        _broadcast_halves(b, both, factors)
     if zeros:
-        less = _asked(b, zeros, chunk)
+        less = _shuffled_zeros(b, zeros, chunk)
     return factors, less
 
 
-def _asked(b: Builder, zeros: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+def _shuffled_zeros(b: Builder, zeros: Sequence[Reg], chunk: int) -> Sequence[Reg]:
     """The zero points of a chunk in rows g and g + 8, each twice."""
     asked = convert.scratch_array(b, "zeros_of_columns", "b32", 2).regs
     out = convert.scratch_array(b, "integer_less", "b32", 2).regs
@@ -159,11 +159,11 @@ def _asked(b: Builder, zeros: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         sub = chunk // 2
         for each in range(0 if sub == 0 else sub + 1, min(sub + 2, SUBS)):
             b.op("shfl.sync.idx.b32", asked[each % 2], zeros[each // 4], each % 4, QUAD_CLAMP, 0xFFFFFFFF)
-        _each_twice(b, asked[sub % 2], out)
+        _broadcast_halves(b, asked[sub % 2], out)
     return out
 
 
-def _each_twice(b: Builder, both: Reg, out: Sequence[Reg]) -> None:
+def _broadcast_halves(b: Builder, both: Reg, out: Sequence[Reg]) -> None:
     """The two halves of a word as pairs."""
     for register, half in zip(out, _halves(b, both), strict=True):
         b.op("mov.b32", register, (half, half))
@@ -191,7 +191,8 @@ def sub_block_zeros(b: Builder, blocks: Sequence[Reg], upper: Reg, lower: Reg, n
 
     Each lane finds those of its four sub-blocks. A min at the lower end of an f16, times the ratio of dmin and d, is
     rounded to a multiple of the smallest f16 number, which is the unit of codes times scales, too. Any would do: what
-    it is off is in the offset. If d is 0, or has another sign than dmin, it is 32 times the min, or 0."""
+    it is off is in the offset. It is at most 32 times the min, as where d is 0, and 0 where the signs of d and dmin
+    differ."""
     own, mins = _own_min_bytes(b, upper, lower), convert.scratch_array(b, f"{name}_min", "b32", 2).regs
     for register, selector in zip(mins, APART, strict=True):
         b.op("prmt.b32", register, own, 0, selector)
@@ -216,7 +217,7 @@ def sub_block_offsets(b: Builder, points: ZeroPoints, half: int) -> Sequence[Seq
     is an f16 number, and the smaller one is, too, far below it."""
     values, zero = convert.scratch_array(b, "offset_value", "f32", 2).regs, convert.scratch(b, "zero_value", "f32")
     first, second = (convert.scratch_array(b, f"{each}_offset", "b32", 2).regs for each in ("first", "second"))
-    step, less, unit = points.steps[half], points.less[half], points.units[half]
+    step, less, unit = points.d[half], points.dmin[half], points.units[half]
     inverse, bits = convert.scratch(b, "inverse_unit", "f32"), convert.scratch(b, "unit_bits", "b32")
     b.op("abs.f32", unit, step)
     b.op("abs.f32", inverse, less)
@@ -238,10 +239,10 @@ def sub_block_offsets(b: Builder, points: ZeroPoints, half: int) -> Sequence[Seq
 
 def sub_block_units(b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
     """`zero_units`."""
-    for step, unit in zip(points.steps, points.units, strict=True):
+    for step, unit in zip(points.d, points.units, strict=True):
         b.op("mul.f32", step, step, CODE_UNIT)
         b.op("mul.f32", unit, unit, 2.0**-OFFSET_UNIT)
-    return points.steps, points.units
+    return points.d, points.units
 
 
 def _own_min_bytes(b: Builder, upper: Reg, lower: Reg) -> Reg:

@@ -127,8 +127,8 @@ class BatchedKvCache:
         """Use `batch` sequences; true if the addresses changed, which is when it grows past what is allocated.
 
         A smaller batch keeps memory and addresses, and empties the slots that go out of use; a grown one starts empty.
-        Raises `CudaError` before anything is given up where the memory for growing is not there. Should others take
-        it in that moment, the cache is left as after `free`.
+        Raises `CapacityError` before anything is given up where the memory for growing is not there. Should others
+        take it in that moment, the cache is left as after `free`.
         """
         (batch,) = positive("BatchedKvCache", batch=batch)
         if batch <= self.allocated_batch and self._store:
@@ -143,17 +143,24 @@ class BatchedKvCache:
         return True
 
     def _check_room(self, label: str, batch: int) -> None:
-        """`CudaError` where the memory for `batch` sequences is not there: a system that lends more than it has would
-        end the process in the middle of the first fill."""
+        """`CapacityError` where the memory for `batch` sequences is not there: a system that lends more than it has
+        would end the process in the middle of the first fill."""
         rows, count = self._extents(batch)
         row = bytes_per_sequence(1, self.n_kv_heads, self.head_dim, 1, self.dtype)
-        need = row * sum(batch * ring if ring else rows * count for ring in self.rings.sizes)
-        need += overhead(batch, self.n_layers, None) + (4 * batch * self._entries if self.page_size else 0)
-        there = self.device.memory().available + self.nbytes
-        if need > there > 0:  # 0: the system does not say
-            fit = "" if self._n_pages else f" (room for about {batch * there // need})"
-            said = f"{batch} sequences need {need:,} bytes, about {there:,} are there{fit}; nothing was changed"
-            raise CudaError(f"{label}: {said}")
+        whole = row * rows * self.rings.sizes.count(0)  # of a page, or of a sequence, in all layers without rings
+        fixed = row * batch * sum(self.rings.sizes) + overhead(batch, self.n_layers, None)
+        fixed += 4 * batch * self._entries if self.page_size else 0
+        need, there = fixed + whole * count, self.device.memory().available + self.nbytes
+        if not need > there > 0:  # 0: the system does not say
+            return
+        if self._n_pages:
+            what, fitting = f"{batch} sequences and {count} pages", max(0, there - fixed) // whole
+            fit = f"n_pages={fitting}" if fitting else "fewer sequences"
+        else:
+            what, fitting = f"{batch} sequences of {self.max_len} positions", batch * there // need
+            fit = f"about {fitting} of them" if fitting else "a smaller max_len"
+        said = f"{what} need {need:,} bytes, and {self.device.name} has about {there:,} free"
+        raise CapacityError(f"{label}: {said}; {fit} would fit; nothing was changed")
 
     @property
     def nbytes(self) -> int:

@@ -132,7 +132,7 @@ class Model(Sequenced):
     # more -------------------------------------------------------------------------------------------------------------
     def batch(self, slots: int, **options: Any) -> Batch:
         """Decode up to `slots` sequences at once, which join and leave between steps; `options` are `Batch`'s, which
-        says what they do. Raises `CudaError` where the memory for `slots` caches is not there."""
+        says what they do. Raises `CapacityError` where the memory for `slots` caches is not there."""
         from ptxgen.runtime.model.batch import Batch
 
         _check_options("Model.batch", Batch, 2, options)

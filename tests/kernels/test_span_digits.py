@@ -239,6 +239,10 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         ({"halves": False, "precision": "fast"}, r"precision: digits of bytes are exact \(got 'fast'; nearest: exact"),
         ({"halves": False, "packed_out": True}, r"packed_out: needs bf16 digits \(got halves=False"),
         ({"halves": False, "share": 2}, r"share: needs bf16 digits"),
+        ({"n": 16, "share": 2}, r"share: needs .* an even number of CTAs \(got 2; nearest: 1\)"),
+        ({"n": 0, "share": 2}, r"n: must be from 1 to"),
+        ({"k": 0, "share": 2}, "k: must be a multiple of 256"),
+        ({"split": 3, "share": 2}, "split: must be one of 1, 2, 4, 8"),
     ],
 )
 def test_mistakes(fields: dict[str, Any], reason: str) -> None:

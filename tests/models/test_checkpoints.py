@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ptxgen.errors import FileError
-from ptxgen.models.files import ModelFile, open_model
+from ptxgen.errors import ConfigWarning, FileError
+from ptxgen.models.files import ModelFile, checkpoint, open_model
 from ptxgen.models.reference import ReferenceModel
 from tests.support.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
 from tests.support.model_files import write_checkpoint, write_folder
@@ -62,12 +63,31 @@ def test_a_multimodal_models_text_is_read_without_its_eyes(tmp_path: Path) -> No
     np.testing.assert_allclose(reference(model).forward(PROMPT), RECORDED["gemma3_text.logits"], rtol=0, atol=TIE)
 
 
-def test_a_head_that_a_tied_model_holds_is_used(tmp_path: Path) -> None:
+def test_another_head_that_a_tied_model_holds_is_used_with_a_warning(tmp_path: Path) -> None:
     arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
-    arrays["lm_head.weight"] = np.ones((131, 64), np.float32)
-    model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
+    arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
+    arrays["lm_head.weight"][-1, -1] += 1
+    folder = write_folder(tmp_path, CONFIGS["qwen3"], arrays)
+    with pytest.warns(ConfigWarning, match=r"config\.json: tie_word_embeddings: says that lm_head\.weight is the emb"):
+        model = open_model(folder)
     assert not model.spec.tied
-    assert (model.values("lm_head") == 1).all()
+    assert (model.values("lm_head") == arrays["lm_head.weight"]).all()
+
+
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_a_head_that_is_the_embedding_once_more_is_not_kept_twice(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_COMPARED", 1000)  # so that there are several parts
+    arrays = {prefix + torch_name(n): v for n, v in random_weights(small_spec("gemma3_text")).items()}
+    arrays[f"{prefix}lm_head.weight"] = arrays[f"{prefix}model.embed_tokens.weight"].copy()
+    config = {"model_type": "gemma3", "text_config": CONFIGS["gemma3_text"]} if prefix else CONFIGS["gemma3_text"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = open_model(write_folder(tmp_path, config, arrays))
+    assert model.spec.tied
+    assert "lm_head" not in model.tensors
+    np.testing.assert_allclose(reference(model).forward(PROMPT), RECORDED["gemma3_text.logits"], rtol=0, atol=TIE)
 
 
 def test_a_bias_of_the_logits_is_part_of_the_model(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ptxgen.places import shown_path
 from ptxgen.spec.fields import Domain, domain
 
 ILLEGAL = 25  # one draw of so many, where a field has values that no spec has
+OPTIONS = 4  # of a spec in the mean, where a kernel type has many: of more, hardly any go together
 
 
 def domains(cls: type[KernelType]) -> dict[str, Domain]:
@@ -38,9 +39,11 @@ def needed(cls: type[KernelType]) -> list[str]:
 def fields_of(draw: st.DrawFn, cls: type[KernelType]) -> dict[str, Any]:
     """Fields of a spec, some of them illegal; options are mostly left alone, so that many draws are legal."""
     drawn: dict[str, Any] = {}
+    optional = len(dataclasses.fields(cls)) - len(needed(cls))
+    chance = min(30, 100 * OPTIONS // max(1, optional))  # of a hundred
     kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     for name, known in domains(cls).items():
-        if name not in needed(cls) and draw(st.integers(0, 9)) >= (8 if kinds[name] == "DType" else 3):
+        if name not in needed(cls) and draw(st.integers(0, 99)) >= (80 if kinds[name] == "DType" else chance):
             continue
         illegal = known.refuses and draw(st.integers(1, ILLEGAL)) == 1
         values = known.refuses if illegal else known.values(drawn)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxgen.errors import FileError, brief
+from ptxgen.errors import ConfigWarning, FileError, brief
 from ptxgen.files.regular import size_of
 from ptxgen.files.small_json import LARGEST_JSON, read_json
 from ptxgen.models.files.modelfile import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _MOST_SHARDS, _LONGEST_NAME = 1 << 10, 255
 _LONGEST_BIAS = 1 << 24  # bytes of a bias that are looked through for a value
+_COMPARED = 1 << 24  # bytes of two tensors that are compared at once
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
@@ -50,6 +52,7 @@ _UNUSED = ("input_scale", "k_scale", "v_scale", "rotary_emb.inv_freq")
 _OTHERS = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
 _PARTS = ("weight", "bias", "weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "g_idx")
 _FUSED = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
+_ENDS = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 _OUTER = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)?")
 
 
@@ -63,7 +66,7 @@ def open_checkpoint(path: Path, max_len: int | None = None) -> ModelFile:
         for one in _read_shard(shard):
             if stored.setdefault(one.name, one) is not one:
                 raise FileError(f"{shard}: {one.name}: stands in another file of the folder, too")
-    spec = _with_head(spec, stored)
+    spec = _with_head(folder, spec, stored)
     return assemble(
         path, "safetensors", spec, _held(folder, spec, stored, _quantization(config)), lambda: _text(folder)
     )
@@ -80,10 +83,28 @@ def _quantization(config: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _with_head(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:
-    """Files of models with tied embeddings hold the head once, or twice; some have a bias of the logits."""
-    has = {part: any(f"{at}lm_head.{part}" in stored for at in ("", "language_model.")) for part in ("weight", "bias")}
-    return replace(spec, tied=spec.tied and not has["weight"], head_bias=has["bias"])
+def _with_head(folder: Path, spec: ModelSpec, stored: dict[str, Stored]) -> ModelSpec:
+    """The model with the head and the bias of the logits that its files have. Of a model with tied embeddings a head
+    that is the embedding once more is left out of `stored`; another one is used, with a warning, as by transformers."""
+    parts = {name: one for one in stored.values() if (name := _OUTER.sub("", one.name)) in _ENDS}
+    head, embedding = parts.get("lm_head.weight"), parts.get("embed_tokens.weight")
+    spec = replace(spec, head_bias="lm_head.bias" in parts)
+    if head is None or not spec.tied:
+        return spec
+    if embedding is not None and _same(head, embedding):
+        del stored[head.name]
+        return spec
+    said = f"{folder / 'config.json'}: tie_word_embeddings: says that {head.name} is the embedding, and it differs"
+    warnings.warn(f"{said}: logits are its products", ConfigWarning, stacklevel=2)
+    return replace(spec, tied=False)
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    """Whether two tensors hold the same values; of those with scales it is not asked."""
+    if one.type == "F8_E4M3" or (one.type, one.shape) != (other.type, other.shape):
+        return False
+    ranges = (slice(first, first + _COMPARED) for first in range(0, len(one.raw), _COMPARED))
+    return all(np.array_equal(one.raw[some], other.raw[some]) for some in ranges)
 
 
 # -- shards ----------------------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 A block's factor is taken out of the sums of its columns (256 of K formats, else those of a scale, or of a tile where a
 scale has more), as is what the mins of K formats subtract: they are multiplied with the sums of every 32 columns of x,
-which lie beside the tokens. Of exact products codes are less what stands for 0 in 32 columns, and the sums of x are
-multiplied with what that leaves. All digits of x are tokens of one product. What a weight's second number adds, it adds
-with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The next weights of a stage
-are converted while the last products of a block run; where one warpgroup is alone, so are the next stage's.
+which lie beside the tokens. Of exact products a zero point of 32 columns is subtracted from codes times scales, and the
+sums of x are multiplied with zero point less min. All digits of x are tokens of one product. What a weight's second
+number adds, it adds with the first digit of x, to the sums of the second: the rest is below 2^-22 of the whole. The
+next weights of a stage are converted while the last products of a block run; where one warpgroup is alone, so are the
+next stage's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from ptxgen.products.wgmma.shape import FEW_TOKENS, MOST_GROUPS
 from ptxgen.products.wgmma.tokens import ROW_BYTES, SCALE_BYTES
 from ptxgen.weights.format import ZeroPoints
 
-OFFSETS_AT = 8, 12  # chunks with which those of rows g, and g + 8, are computed, while products run
+# chunks with which offsets of rows g, and g + 8, are computed, while products run; not with a tile's first part, as
+# products of the tile before read them until then
+OFFSETS_AT = 8, 12
 LATE_TOKENS = 64  # of a tile of one warpgroup of K formats, from which on a stage's sums wait for the next stage
 SUM_ROW = packed.SUMS_BYTES // packed.SUM_DIGITS  # bytes of a token's sums of a digit
 
@@ -109,7 +112,7 @@ class CodeMultiplier(ScaledMultiplier):
             fresh = chunk % kind.code_chunks == 0
             self._multiply(self._fragments(a, index), self._chunk_of_tokens(part.tile, chunk), fresh=fresh)
         if self.min_sums is not None and offsets:
-            if self.points is not None:  # two fragments: the registers of the chunks before have to be free for them
+            if self.points is not None:  # two fragments: ptxas then gives them the registers of the chunks before
                 b.op("wgmma.commit_group.sync.aligned")
                 b.op("wgmma.wait_group.sync.aligned", 1)
                 b.op("wgmma.fence.sync.aligned")

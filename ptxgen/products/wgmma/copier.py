@@ -23,7 +23,7 @@ class Copier:
     """Fragments `begin_copies`, `early_weights`, `early_tokens`, `drop_tokens`, `poll_early`, `find_sources`,
     `poll_empty`, `copy`: the copying warp."""
 
-    is_first: Reg | None = None  # whether the tile is the one whose weights were asked for early
+    is_first: Reg | None = None  # whether weights of this tile were asked for early; None: there is no other
     goes: Reg | None = None  # whether they were, where that is not so of all CTAs
 
     def __init__(
@@ -68,10 +68,11 @@ class Copier:
             self._find()
             left = b.op("mov.u32", "copied_steps", tasks.steps)
             more = b.op("setp.ne.u32", "copies_more", left, 0)
-            if self.is_first is not None:
+            if self.early:
                 self._bring_tokens(self.is_first)
                 b.op("sub.u32", left, left, self.early, pred=self.is_first)
-                b.op("setp.ne.u32", self.is_first, 0, 0)
+                if self.is_first is not None:
+                    b.op("setp.ne.u32", self.is_first, 0, 0)
                 b.op("setp.ne.u32", more, left, 0)
         with b.fragment("poll_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
@@ -104,7 +105,7 @@ class Copier:
         ring.skip(self.early, goes if self.spec.stream else None)
         if goes is not None and self.spec.stream:
             self.is_first = b.op("and.pred", "is_first_tile", goes, goes)
-        else:
+        elif not self.at.one_tile:
             self.is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
 
     def _drop_early(self) -> None:
@@ -150,7 +151,7 @@ class Copier:
         """Where the first stage's bytes begin."""
         raise NotImplementedError
 
-    def _bring_tokens(self, is_first: Reg) -> None:
+    def _bring_tokens(self, is_first: Reg | None) -> None:
         """The tokens, and scales, of the stages whose weights are on their way."""
         raise NotImplementedError
 

@@ -119,12 +119,13 @@ class ElectedCopier(Copier):
         self.b.op("and.pred", elected, elected, self.goes)
         self._first_tokens(elected)
 
-    def _bring_tokens(self, is_first: Reg) -> None:
+    def _bring_tokens(self, is_first: Reg | None) -> None:
         b = self.b
         if self.has_tile is None:
             b.note("the tokens of the stages whose weights are on their way")
             elected = self._elect()
-            b.op("and.pred", elected, elected, is_first)
+            if is_first is not None:
+                b.op("and.pred", elected, elected, is_first)
             self._first_tokens(elected)
         for source, step in self._steps():
             b.op("add.u64", source, source, step * self.early, pred=is_first)

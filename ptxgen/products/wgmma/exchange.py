@@ -1,5 +1,5 @@
 """Sums of CTAs that share k: each takes some octets of the tile's tokens, is sent the others' sums of these, and adds
-all up in the order of ranks.
+all up in the order of ranks. CTAs that share k have one tile each.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
 They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own, and the cluster meets
@@ -64,21 +64,12 @@ class Exchange:
                         else:
                             b.op("st.shared::cluster.v4.f32", to, some)
         if at.apart:
-            self._wait(tasks)
+            with b.fragment("poll_sums", "whether the sums of this CTA's tokens have come"):
+                b.op("mbarrier.try_wait.parity.shared::cta.b64", "sums_came", self.ring.sums_bell[0], 0)
         taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(at.shape.blocks)]
         with b.fragment("take_sums", "in the order of ranks"):
             self._take(taken, place, tasks.takes)
         return taken
-
-    def _wait(self, tasks: Tasks) -> None:
-        """Fragments `poll_sums`, whether all have come, and `next_sums`, before which none of the next tile's come."""
-        b, ring = self.b, self.ring
-        with b.fragment("poll_sums", "whether the sums of this CTA's tokens have come"):
-            b.op("mbarrier.try_wait.parity.shared::cta.b64", "sums_came", ring.sums_bell[0], ring.sums_parity)
-        with b.fragment("next_sums", "the next tile's may come"):
-            first = b.op("setp.eq.u32", convert.scratch(b, "expects_sums", "pred"), tasks.thread, 0)
-            ring.expect_sums(first)
-            b.op("xor.b32", ring.sums_parity, ring.sums_parity, 1)
 
     def _rank(self, tasks: Tasks, taker: int) -> Reg | int:
         """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""

@@ -274,6 +274,11 @@ class Geometry:
         return self.shape.most_clusters
 
     @property
+    def one_tile(self) -> bool:
+        """Whether no CTA goes on to a second tile: those that share k are as many as there are tiles for."""
+        return self.shape.split > 1
+
+    @property
     def out_tokens(self) -> int:
         """Tokens of a tile that a CTA finishes, or each of its warpgroups that share k."""
         return share_of_tokens(self.tokens, self.shape.split * self.shape.slices)

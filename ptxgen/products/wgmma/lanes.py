@@ -127,7 +127,7 @@ class LaneCopier(Copier):
         assert self.goes is not None
         self._first_tokens(self.goes)
 
-    def _bring_tokens(self, is_first: Reg) -> None:
+    def _bring_tokens(self, is_first: Reg | None) -> None:
         b, of = self.b, self.of
         if self.has_tile is None:
             b.note("the tokens of the stages whose weights are on their way")
@@ -135,14 +135,19 @@ class LaneCopier(Copier):
         done = b.op("mul.wide.u32", "early_bytes", of.step, self.early)
         b.op("add.u64", self.source, self.source, done, pred=is_first)
 
-    def _first_tokens(self, pred: Reg) -> None:
+    def _first_tokens(self, pred: Reg | None) -> None:
         """Those, and their scales, of the stages whose weights are on their way."""
-        b, at, of = self.b, self.at, self.of
-        brings = b.op("and.pred", "brings_tokens", pred, of.for_tokens)
-        self._bring_each(at.token_bytes, brings, of.every)
+        at, of = self.at, self.of
+        self._bring_each(at.token_bytes, self._both("brings_tokens", pred, of.for_tokens), of.every)
         if of.for_scales is not None:
-            brings = b.op("and.pred", "brings_scales", pred, of.for_scales)
-            self._bring_each(at.scale_bytes, brings)
+            self._bring_each(at.scale_bytes, self._both("brings_scales", pred, of.for_scales))
+
+    def _both(self, name: str, pred: Reg | None, lanes: Reg) -> Reg:
+        """Whether this is one of these lanes, and `pred` holds where there is one."""
+        if pred is None:
+            return lanes
+        both: Reg = self.b.op("and.pred", name, pred, lanes)
+        return both
 
     def _bring_each(self, bytes: int, pred: Reg, every: Reg | None = None) -> None:
         """A copy to each of the first stages, of sources so many bytes apart; to `every` CTA where that is said."""

@@ -108,35 +108,13 @@ class Multiplier:
 
     def build(self, tasks: Tasks) -> None:
         """Build the fragments of the warps that multiply a stage."""
-        b, at, ring = self.b, self.at, self.ring
-        warp, group, weight, first_step = tasks.row_warp, tasks.group, tasks.weight, tasks.first_step
-        lane: Reg = tasks.lane
-        self.lane, self.warp, self.slice, self.token_tile = lane, warp, tasks.slice, tasks.token_tile
-        with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
-            ring.begin(copies=False)
-            base = b.op("mov.u32", "ring_base", ring.memory)
-            own = b.op("mad.lo.u32", "own_records", warp, at.shape.blocks * at.tile_bytes, base)
-            if tasks.slice is not None:
-                b.op("mad.lo.u32", own, tasks.slice, at.tile_bytes // at.shape.slices, own)
-            self.row = b.op("shr.u32", "row_of_lane", lane, 2)
-            self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
-                          for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
-            self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
-            if tasks.slice is not None:
-                own_tokens = at.token_bytes // at.shape.slices >> 4
-                b.op("mad.lo.u32", self.first_tokens, tasks.slice, own_tokens, self.first_tokens)
-            arrives = self.arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
-            self.peer = lane
-            if tasks.split_rank is not None and at.shape.share > 1:
-                self.peer = b.op("mad.lo.u32", "peer", tasks.split_rank, at.shape.share, lane)
-            self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
-            self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
-            self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
-            self.released = b.op("mov.u32", "released_bell", 0)
-            self._begin(base)
+        b, ring = self.b, self.ring
+        self.lane: Reg = tasks.lane
+        self.warp, self.slice, self.token_tile = tasks.row_warp, tasks.slice, tasks.token_tile
+        self._begin_products(tasks)
         if self._trailing():
             with b.fragment("begin_scales", "scales that belong to the rows, not to a tile"):
-                self._find_trailers(group, warp, weight, first_step)
+                self._find_trailers(tasks.group, tasks.row_warp, tasks.weight, tasks.first_step)
         else:
             b.without("begin_scales")
         with b.fragment("begin_sums"):
@@ -146,7 +124,7 @@ class Multiplier:
             else:
                 b.op("setp.ne.u32", self.keeps, 0, 0)
             has_released = self._unreleased()
-            step = self.step = b.op("mov.u32", "multiplied_steps", tasks.steps)
+            self.step = b.op("mov.u32", "multiplied_steps", tasks.steps)
         with b.fragment("poll_full"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[0], ring.parity)
         with b.fragment("find_stage", "where the stage's tiles and tokens lie"):
@@ -157,26 +135,56 @@ class Multiplier:
             b.op("or.b32", low, low, SWIZZLED & 0xFFFFFFFF)
             self._find()
         fragments = list(self._stage())
-        self._release(has_released, arrives)
-        if has_released is not None:
-            with b.fragment("multiplied"):
-                ring.turn()
-                for place in self.scales_at:
-                    if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
-                        b.op("add.u64", place, place, step_bytes)
-                if self.keeps is not None:
-                    b.op("setp.eq.u32", self.keeps, 0, 0)
-                b.op("sub.u32", step, step, 1)
-                b.op("setp.ne.u32", "multiplies_more", step, 0)
+        self._release(has_released, self.arrives)
         if has_released is None:
             b.without("drain")
         else:
-            with b.fragment("drain", "all products are done"):
-                b.op("wgmma.wait_group.sync.aligned", 0)
-                self.arrive(arrives)
-                self._drained()
+            self._end_stage()
         self._outside()
         b.expose(part_fragments=fragments, turns=self.turns)
+
+    def _begin_products(self, tasks: Tasks) -> None:
+        """The fragment `begin_products`."""
+        b, at, ring, lane = self.b, self.at, self.ring, self.lane
+        with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
+            ring.begin(copies=False)
+            base = b.op("mov.u32", "ring_base", ring.memory)
+            own = b.op("mad.lo.u32", "own_records", self.warp, at.shape.blocks * at.tile_bytes, base)
+            if tasks.slice is not None:
+                b.op("mad.lo.u32", own, tasks.slice, at.tile_bytes // at.shape.slices, own)
+            self.row = b.op("shr.u32", "row_of_lane", lane, 2)
+            self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
+                          for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
+            self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
+            if tasks.slice is not None:
+                own_tokens = at.token_bytes // at.shape.slices >> 4
+                b.op("mad.lo.u32", self.first_tokens, tasks.slice, own_tokens, self.first_tokens)
+            self.arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
+            self.peer = lane
+            if tasks.split_rank is not None and at.shape.share > 1:
+                self.peer = b.op("mad.lo.u32", "peer", tasks.split_rank, at.shape.share, lane)
+            self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
+            self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
+            self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
+            self.released = b.op("mov.u32", "released_bell", 0)
+            self._begin(base)
+
+    def _end_stage(self) -> None:
+        """Fragments `multiplied`, behind every stage, and `drain`, behind the last."""
+        b, step = self.b, self.step
+        with b.fragment("multiplied"):
+            self.ring.turn()
+            for place in self.scales_at:
+                if step_bytes := self.at.shape.tiles * (self._trailing()[0].step or 0):
+                    b.op("add.u64", place, place, step_bytes)
+            if self.keeps is not None:
+                b.op("setp.eq.u32", self.keeps, 0, 0)
+            b.op("sub.u32", step, step, 1)
+            b.op("setp.ne.u32", "multiplies_more", step, 0)
+        with b.fragment("drain", "all products are done"):
+            b.op("wgmma.wait_group.sync.aligned", 0)
+            self.arrive(self.arrives)
+            self._drained()
 
     def _stage(self) -> Iterator[Any]:
         """What is done with a stage; the stage before has been read when the first of the fragments ends."""

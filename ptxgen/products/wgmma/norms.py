@@ -51,7 +51,7 @@ def squares(x: np.ndarray) -> np.ndarray:
     return np.asarray((parts**2).sum(2).astype(np.float32))
 
 
-def norm_rules(spec: PackedProduct) -> Iterator[str]:
+def product_norm_rules(spec: PackedProduct) -> Iterator[str]:
     """What a norm before a product and one behind it ask for."""
     yield from rules.one_of("norm", spec.norm, ("", "rms"))
     yield from rules.between("eps", spec.eps, 0.0, 1.0)
@@ -125,7 +125,7 @@ class Roots:
         self.b, self.spec, self.at = b, spec, at
         self.count = at.out_tokens * at.shape.slices
         self.memory = b.shared("roots", 4 * self.count, align=16)
-        self.known = b.reg("roots_of", "u32")
+        self.known = None if at.one_tile else b.reg("roots_of", "u32")  # the tile of tokens whose roots are there
 
     def build(self, tasks: Tasks) -> None:
         """All fragments but the last."""
@@ -136,7 +136,7 @@ class Roots:
             b.op("mad.lo.u32", self.place, pair, 8, self.place)
             if tasks.slice is not None:
                 b.op("mad.lo.u32", self.place, tasks.slice, 4 * at.out_tokens, self.place)
-            b.op("mov.u32", self.known, NO_TILE)
+            self._forget()
         with b.fragment("begin_roots", "eight lanes have the squares of a token"):
             self.token = b.op("shr.u32", "root_of_lane", tasks.lane, LANES.bit_length() - 1)
             self.column = b.op("and.b32", "square_column", tasks.lane, LANES - 1)
@@ -144,15 +144,29 @@ class Roots:
             b.op("mul.lo.u32", self.column, self.column, VECTOR)
             self.to = b.op("mov.u32", "root_to", self.memory)
             b.op("mad.lo.u32", self.to, self.token, 4, self.to)
-            b.op("mov.u32", self.known, NO_TILE)
-        with b.fragment("compare_tokens", "whether the tile has other tokens than the one before, if there was one"):
-            new = b.op("setp.ne.u32", "new_tokens", tasks.token_tile, self.known)
-            b.op("setp.ne.and.u32", "passes_tokens", self.known, NO_TILE, new)
-            b.op("mov.u32", self.known, tasks.token_tile)
+            self._forget()
+        self._compare(tasks.token_tile)
         with b.fragment("read_squares", "add up the tokens' sums of squares"):
             self._read(tasks)
         threads = at.multiplying + WARP
         b.expose(roots_found=(FOUND, threads), roots_free=(FREE, threads))
+
+    def _forget(self) -> None:
+        """There was no tile before; part of an open fragment."""
+        if self.known is not None:
+            self.b.op("mov.u32", self.known, NO_TILE)
+
+    def _compare(self, token_tile: Reg) -> None:
+        """Fragment `compare_tokens`, and whether there are new tokens; of a CTA's only tile they are: None."""
+        b = self.b
+        if self.known is None:
+            b.without("compare_tokens")
+            b.expose(new_tokens=None)
+            return
+        with b.fragment("compare_tokens", "whether the tile has other tokens than the one before, if there was one"):
+            new = b.op("setp.ne.u32", "new_tokens", token_tile, self.known)
+            b.op("setp.ne.and.u32", "passes_tokens", self.known, NO_TILE, new)
+            b.op("mov.u32", self.known, token_tile)
 
     def _read(self, tasks: Tasks) -> None:
         """Tokens past the last have the root of the last."""

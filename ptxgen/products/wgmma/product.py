@@ -144,7 +144,7 @@ class PackedProduct(Weighted):
 
     @property
     def less_zeros(self) -> bool:
-        """Whether codes are less what stands for 0: where rows have a mean, sums of codes and of mins cancel."""
+        """Whether codes are less their zero points: where rows have a mean, sums of codes and of mins cancel."""
         return self.by_row and self.precision == "exact" and self.kind.has_mins
 
     @property

@@ -1,5 +1,9 @@
-"""Registers of a product of many tokens: what they hold beside sums, and where they are few. Tables are of what ptxas
-gave or spilled."""
+"""Registers of a product of many tokens: how many sums a thread can keep, and where other uses leave too few.
+
+A warpgroup multiplies 64 rows by the tile's tokens. For each of its blocks of rows a thread has half as many sums as
+there are tokens; "sums of a row" below counts a whole row's, twice a thread's. Exact and promoted products also have
+short sums: those of a few chunks, which are added to the totals in f32. The limits are those at which ptxas spilled.
+"""
 
 from __future__ import annotations
 
@@ -15,47 +19,51 @@ from ptxgen.weights.format import TILE_ROWS
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
-MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}  # of a row, in registers of each of so many warpgroups
-MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
-# sums of a row, short ones among them, of each of at most two warpgroups, from which on registers are few
+# by the number of warpgroups of a CTA: sums of a row that fit in registers
+MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}
+# the same of promoted products, short sums included
+MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
+# A tile is crowded from so many sums of a row on, short ones included: what it needs once, it computes again where it
+# is needed instead of keeping it. This is for one or two warpgroups with promoted products.
 CROWDED = 312
-# the same before an activation of sums with scales, by how many warpgroups have two blocks of rows, or one
+# The same for sums with scales and an activation behind them, by (warpgroups, blocks of rows).
 CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
-CROWDED_STREAM = {(2, 1): 192}  # and where CTAs share k evenly
-MOST_AT_ONCE = 104  # tokens of two blocks of rows that an activation turns to 16 bits at once
-MOST_BIASED = 128  # sums of three warpgroups beside which an activation with a bias has registers
+CROWDED_STREAM = {(2, 1): 192}  # more such pairs, if CTAs share k evenly (`stream`)
+MOST_AT_ONCE = 104  # tokens of two blocks of rows whose results an activation converts to 16 bits together
+MOST_BIASED = 128  # sums of a row with which three warpgroups have registers for an activation and a bias
 
 
 class Tight(NamedTuple):
-    """Sums of a row from which on weights that are converted leave few registers; whether those of 16 bits do, too, and
-    whether only where CTAs share k evenly."""
+    """Where weights that are converted to the tokens' type leave too few registers: from `sums` of a row on."""
 
     sums: int
-    of_halves: bool = True
-    in_streams: bool = False
+    of_halves: bool = True  # also for weights in f16 or bf16
+    in_streams: bool = False  # only if CTAs share k evenly
 
 
-# by precision and warpgroups; of exact products one chunk is then on its way at a time
+# by precision and warpgroups; exact products then convert one chunk at a time
 TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
-ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")  # of 128 tokens clean with packed results, too
-LARGEST_PIECE = 128  # tokens of a product whose sums are short
-# registers of the warpgroup that copies and of those that multiply, by how many multiply; first all have 168, 128 or 96
+# formats that do not spill with 128 tokens, an activation and packed results
+ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")
+LARGEST_PIECE = 128  # tokens of one product with short sums
+# Registers of a thread that copies and of one that multiplies, after the copying warpgroup has given up some of its
+# own; by the number of warpgroups that multiply. At the start all threads have 168, 128 or 96.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-CARRIED_REGISTERS = (48, 224)  # the same where two warps beside the copying one store results
-FACTORED_REGISTERS = (24, 240)  # and where factors are in registers, too, or registers are few
-FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
-PROMOTED = {1: 216, 2: 216, 3: 136}  # registers that products and their sums may take, of so many warpgroups
-# products of e4m3 by weights with scales of blocks, by `factors.py`: rows and tokens of a CTA; tokens of a product,
-# sets of their sums and of fragments of A. The same by `blocks.py`, which has no factors in registers, and of more than
-# `MOST_ADDED` tokens whose k CTAs share
+CARRIED_REGISTERS = (48, 224)  # the same, if two warps beside the copying one store results
+FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the tile is crowded
+FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
+PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
+# Products of tokens in e4m3 by weights with scales of blocks: (rows, tokens) of a CTA -> (tokens of one product, sets
+# of short sums, sets of fragments of A). FACTORED: by `factors.py`. UNIFORM: by `blocks.py`, which keeps no factors in
+# registers. UNIFORM_SHARED: if CTAs share k and there are more than MOST_ADDED tokens.
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
-MOST_ADDED = 192  # tokens with which results that are added to something leave registers for that
+MOST_ADDED = 192  # tokens with which there are registers for what results are added to
 
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
-    """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: large products before small
-    ones, and two sets where they can take turns, as far as there are registers."""
+    """Of products with short sums: tokens of one product, sets of short sums, sets of fragments of A. The first choice
+    that fits in registers is taken: large products before small ones, two sets that take turns before one."""
     places = shape.own_tiles * shape.blocks  # of fragments in a stage
     for count, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
         piece = tokens // count
@@ -70,12 +78,13 @@ def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int
 
 
 def _alone_with_two(shape: Shape, tokens: int) -> bool:
-    """Whether one warpgroup has as many sums of two blocks as of one tile of most tokens."""
+    """Whether one warpgroup has two blocks of rows, and with them more sums than one block of MOST_ADDED tokens has."""
     return shape.groups == 1 and shape.blocks > 1 and tokens * shape.blocks > MOST_ADDED
 
 
 def pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether sums of blocks take turns with products: of CTAs that have whole blocks of rows, all of them there."""
+    """Whether `pipelined.py` builds the product: it adds a block's sums to the totals while the next block's products
+    run. Weights have scales of blocks, and the rows of every CTA are whole blocks."""
     if not spec.in_blocks or spec.parts > 1 or (shape.rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
         return False
     if spec.residual and tokens > MOST_ADDED:
@@ -85,7 +94,7 @@ def pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 
 def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, factored: bool) -> tuple[int, int, int]:
-    """Tokens of a product, sets of its sums where these are short, and of fragments of A."""
+    """Tokens of one product, sets of short sums (0: there are none), sets of fragments of A."""
     promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(spec.precision == "exact"), 2)
     if pipelined:
         promoted = (FACTORED if factored else UNIFORM)[shape.rows, tokens]
@@ -101,9 +110,10 @@ def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fact
 
 
 def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether registers are too few for sums and weights on their way to products, so that ptxas spilled 4 to 56 bytes:
-    of two warpgroups that share k evenly, of three, where 13 warps have 128 each, and of one with exact gate and up of
-    int4_g128 whose k CTAs share. Of 128 tokens without `stream` those that spilled are a table: `_spilled`."""
+    """Whether registers are too few for sums and for weights that are being converted. Without this rule ptxas spilled
+    4 to 56 bytes in these cases: two warpgroups with `stream`; three warpgroups, whose threads have 128 registers each;
+    one warpgroup with exact gate and up in int4_g128 and a split k. For three warpgroups with 128 tokens and no
+    `stream`, `_spilled` lists what spilled."""
     if not spec.converts:
         return False
     how = (spec.precision, shape.groups)
@@ -118,8 +128,8 @@ def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 
 def _spilled(spec: PackedProduct, shape: Shape) -> bool:
-    """Whether ptxas spilled of 128 tokens by 192 rows: by format, and by what else the tile has (residual, bias,
-    activation)."""
+    """Whether ptxas spilled in tiles of 192 rows by 128 tokens: it depends on the format and on what else the tile
+    computes (residual, bias, activation)."""
     if spec.activation and spec.packed_out:
         return spec.weights not in ROOMY
     shared = shape.share > 1

@@ -90,11 +90,12 @@ class Results:
             self.token = tasks.own_token(self.token, at.out_tokens)
             self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
             self.inside = b.reg("column_inside", "pred")
-            self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
+            self.outlet = self._make_outlet()
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
             self._begin_beside(lane)
         self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
+        self._ask_early()
         if at.mates > 1:
             self._in_rounds()
             return
@@ -104,7 +105,8 @@ class Results:
             self._leave_some(0)
             for first in range(0, at.out_tokens, at.result_tokens):
                 self._round(first)
-            if at.shape.slices == 1 and (at.result_buffers == 1 or at.result_tokens == at.out_tokens):
+            again = at.shape.slices == 1 and not at.one_tile  # warpgroups that share k meet before the next tile's
+            if again and (at.result_buffers == 1 or at.result_tokens == at.out_tokens):
                 b.op("bar.warp.sync", -1, note="before the next tile's are left there")
         b.expose(result_rounds=())
 
@@ -143,10 +145,7 @@ class Results:
     def _find_output(self) -> None:
         """The lane's outputs of its first token, and how many tokens there are from that on."""
         b, spec, at = self.b, self.spec, self.at
-        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
-        column = b.op(
-            "mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows // at.shape.units, self.column
-        )
+        row, column = self._find_place()
         self.outlet.find(self.token_tile, self.token, row, column)
         b.op("sub.s32", self.left, self.count, row)
         b.op("setp.lt.u32", self.inside, column, spec.n)
@@ -160,6 +159,22 @@ class Results:
             convert.clear(b, self.bias)
             self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
         self._find_beside(row, column)
+
+    def _make_outlet(self) -> RowsOut:
+        """Where results go; part of `begin_results`."""
+        return (TilesOut if self.spec.packed_out else RowsOut)(self.b, self.spec, self.at)
+
+    def _find_place(self) -> tuple[Reg, Reg]:
+        """The lane's first token of the tile, and its outputs of that; part of an open fragment."""
+        b, at = self.b, self.at
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
+        column = b.op(
+            "mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows // at.shape.units, self.column
+        )
+        return row, column
+
+    def _ask_early(self) -> None:
+        """What results need that is asked for before a tile is multiplied: a fragment of its own."""
 
     def _begin_beside(self, lane: Reg) -> None:
         """What else goes to memory beside results."""

@@ -23,7 +23,7 @@ class Ring:
         self.full_bells = b.shared("stage_full", BELL * at.stages * (1 + at.factored))
         self.empty_bells = b.shared("stage_empty", BELL * at.stages)
         if at.apart:
-            self.sums_bell, self.sums_parity = b.shared("sums_come", BELL), b.reg("sums_parity", "u32")
+            self.sums_bell = b.shared("sums_come", BELL)
         self.offset, self.parity = b.reg("stage_offset", "u32"), b.reg("stage_parity", "u32")
         self.full, self.empty = b.reg("full_bell", "u32"), b.reg("empty_bell", "u32")
         self.is_full, self.is_empty = b.reg("is_full", "pred"), b.reg("is_empty", "pred")
@@ -42,17 +42,12 @@ class Ring:
                 b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases)
             if at.apart:
                 b.op("mbarrier.init.shared::cta.b64", self.sums_bell[0], 1)
-                self.sums_bytes: Reg | int = at.sums_bytes
+                size: Reg | int = at.sums_bytes  # that CTAs that share k send this one
                 if takes is not None:
-                    self.sums_bytes = b.op("selp.b32", "sums_bytes", at.sums_bytes, 0, takes)
-                self.expect_sums()
+                    size = b.op("selp.b32", "sums_bytes", at.sums_bytes, 0, takes)
+                b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.sums_bell[0], size)
         with b.fragment("publish_bells"):
             b.op("fence.mbarrier_init.release.cluster")
-
-    def expect_sums(self, pred: Reg | None = None) -> None:
-        """What CTAs that share k send this one of a tile is going to come; part of an open fragment."""
-        expects = "mbarrier.arrive.expect_tx.shared::cta.b64"
-        self.b.op(expects, SINK, self.sums_bell[0], self.sums_bytes, pred=pred)
 
     def begin(self, *, copies: bool) -> None:
         """At the first stage, which is empty."""
@@ -61,8 +56,6 @@ class Ring:
         b.op("mov.u32", self.parity, 1 if copies else 0)
         b.op("mov.u32", self.full, self.full_bells)
         b.op("mov.u32", self.empty, self.empty_bells)
-        if self.at.apart and not copies:
-            b.op("mov.u32", self.sums_parity, 0)
 
     def skip(self, stages: int, pred: Reg | None) -> None:
         """From the first stage on past so many."""

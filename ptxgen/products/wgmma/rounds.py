@@ -43,5 +43,6 @@ def build_rounds(
             take(first)
         rounds.append((begin, has_round, given, taken))
     # warpgroups that share k meet before they leave the next tile's results
-    last = at.shape.slices == 1 and (alone or left is not None or len(rounds) % RESULT_BUFFERS > 0)
+    meets = at.shape.slices == 1 and not at.one_tile
+    last = meets and (alone or left is not None or len(rounds) % RESULT_BUFFERS > 0)
     b.expose(result_rounds=rounds, result_meeting=(meeting, 32 * WARPS), meets_each=alone, meets_last=last)

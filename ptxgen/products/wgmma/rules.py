@@ -11,7 +11,7 @@ from ptxgen.idioms import activation as activations
 from ptxgen.products.wgmma import refusals
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.norms import norm_rules
+from ptxgen.products.wgmma.norms import product_norm_rules
 from ptxgen.products.wgmma.registers import MOST_AT_ONCE, MOST_BIASED
 from ptxgen.products.wgmma.scale_rules import rules_by_row, rules_of_scales, rules_without_scales
 from ptxgen.products.wgmma.shape import FEW_TOKENS, SLICES
@@ -66,7 +66,7 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
     yield from rules.one_of("slices", spec.slices, (1, SLICES))
     yield from rules.between("last_tiles", spec.last_tiles, 0, 1 << 14)
     yield from rules_by_row(spec) if spec.by_row else ()
-    yield from norm_rules(spec)
+    yield from product_norm_rules(spec)
     if spec.precision == "exact" and spec.x_dtype != bf16 and not spec.by_row:
         yield f"x_dtype: exact digits are bf16 (got {spec.x_dtype.name}; nearest: bf16)"
 

@@ -26,6 +26,7 @@ BAND = 2048  # tokens whose tiles run side by side
 
 class Tasks:
     """Fragments `locate`, `count`, `find_tile`, `next_tile`: the first tile, how many there are, where each lies.
+    `more_tiles` is None where a CTA has no second tile.
 
     `thread`, `lane`, `warp`; `row_warp`: of those that have different rows; `slice`: of the warpgroup among those that
     share k, where they do; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
@@ -69,15 +70,17 @@ class Tasks:
             if at.carried:
                 carries = b.op("setp.gt.u32", "carries", warp, at.warps)
                 b.op("setp.le.and.u32", carries, warp, at.warps + at.shape.groups, carries)
-            tile, self.tile_step = b.reg("tile", "u32"), b.reg("tile_step", "u32")
-            self.tile = tile
+            tile = self.tile = b.reg("tile", "u32")
+            if not at.one_tile:
+                self.tile_step = b.reg("tile_step", "u32")
             if self.spec.stream:
                 self.cluster = b.reg("cluster", "u32")
                 self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
                 self.find_cluster()
             else:
                 self._find_own(tile)
-            self._find_step()
+            if not at.one_tile:
+                self._find_step()
             if split * share > 1:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
                 self.share_rank, self.split_rank = (rank if share > 1 else None), (rank if split > 1 else None)
@@ -149,6 +152,10 @@ class Tasks:
             if self.split_rank is not None and at.crowded:
                 self._split(self.split_rank)
             self._find_tile()
+        if at.one_tile:
+            b.without("next_tile")
+            b.expose(more_tiles=None)
+            return
         with b.fragment("next_tile"):
             if at.crowded:
                 self._count_tiles(tiles)

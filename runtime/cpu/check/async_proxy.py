@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.check.shadow import report
-from ptxgen.runtime.cpu.check.shared_cells import PARAMETERS, PROXY, Cells, cell_at, last_cell, place_of, report_at
+from ptxgen.runtime.cpu.check.shared_cells import (
+    ANY_LANE,
+    PARAMETERS,
+    PROXY,
+    Cells,
+    cell_at,
+    last_cell,
+    place_of,
+    report_at,
+)
 from ptxgen.runtime.cpu.native.ir import Code, vec
 from ptxgen.runtime.cpu.native.layout import CHECK, CTA, LATE_WRITER, LAUNCH, WARP
 from ptxgen.runtime.cpu.support import support
@@ -15,9 +24,11 @@ KEPT = 32  # proxy fences of a warp that are remembered, the last ones
 @support("proxy")
 def proxy(what: str) -> str:
     """`proxy.fence(w)` is a proxy fence; `proxy.fetch(…)` looks for one before a read by the asynchronous proxy;
-    `proxy.wrote(w, offset, bytes)` marks what that wrote itself; `proxy.kept(…, since)` reports what was written at
-    that count or later, whatever orders it."""
-    return {"fence": _fence, "fetch": _fetch, "wrote": _wrote, "kept": _kept}[what]()
+    `proxy.wrote(w, offset, bytes)` marks what that wrote itself, `proxy.read(…)` what a product has read, which no lane
+    did; `proxy.kept(…, since)` reports what was written at that count or later, whatever orders it."""
+    if what in ("wrote", "read"):
+        return _mark(what, *{"wrote": ("write_lanes", PROXY), "read": ("read_lanes", ANY_LANE)}[what])
+    return {"fence": _fence, "fetch": _fetch, "kept": _kept}[what]()
 
 
 def _fence() -> str:
@@ -36,11 +47,11 @@ def _fence() -> str:
     return c.text()
 
 
-def _wrote() -> str:
-    c = Code("define internal void @proxy.wrote(ptr %w, i64 %offset, i64 %n) noinline")
+def _mark(what: str, lanes: str, lane: int) -> str:
+    c = Code(f"define internal void @proxy.{what}(ptr %w, i64 %offset, i64 %n) noinline")
     block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
-    place = c.at(c.load("ptr", block, CHECK["write_lanes"]), c("lshr i64 %offset, 2"))
-    c.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 {PROXY}, i64 {c('lshr i64 %n, 2')}, i1 false)")
+    place = c.at(c.load("ptr", block, CHECK[lanes]), c("lshr i64 %offset, 2"))
+    c.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 {lane}, i64 {c('lshr i64 %n, 2')}, i1 false)")
     c.ret()
     return c.text()
 

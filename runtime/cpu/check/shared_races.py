@@ -5,8 +5,9 @@ and the later one's clock (`vector_clocks.py`) does not cover the earlier one. S
 before they are compared, as each may be a lock or a flag. Only the first write of all must be known before: without
 it, the lock has no value yet.
 
-Two lanes of a warp race if one writes and the warp has not synchronised since (bar.warp.sync, a barrier, an atomic):
-lanes advance together here, but on a GPU they need not.
+Two lanes of a warp race if one writes and the warp has not synchronised since: by bar.warp.sync, a barrier, or a
+release of its own that it has acquired again. Lanes advance together here, but on a GPU they need not. (A release is
+taken for that of all lanes, though one lane executes it.)
 
 The stamps that accesses leave are those of `shared_cells.py`.
 """

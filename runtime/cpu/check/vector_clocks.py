@@ -74,15 +74,19 @@ def _turn() -> str:
 
 
 def _settle() -> str:
-    """Note the stamp below which the warp's clock covers every other warp of the CTA; its own lanes are together."""
+    """Note the stamp below which the warp's clock covers every other warp of the CTA. The warp's own lanes are together
+    as far as what it released has come back to it: what another warp alone released does not order them."""
     c = Code("define internal void @clock.settle(ptr %w) noinline")
     clock = c.load(_CLOCK, "%w", WARP["vclock"], align=64)
     number = lanes_of("i32", 1)
     cta = c.load("ptr", "%w", WARP["cta"])
     warps = c.load("i32", cta, CTA["warp_count"])
-    c.store("i32", c(f"shl i32 {c.load('i32', cta, CTA['epoch'])}, 5"), "%w", WARP["synced"])
+    vclock, id = c.at("%w", WARP["vclock"]), c.load("i32", "%w", WARP["id"])
+    back = c.load("i32", c(f"getelementptr i32, ptr {vclock}, i32 {id}"))
+    together, so_far = c(f"shl i32 {c(f'add i32 {back}, 1')}, 5"), c.load("i32", "%w", WARP["synced"])
+    c.store("i32", c(f"call i32 @llvm.umax.i32(i32 {together}, i32 {so_far})"), "%w", WARP["synced"])
     beyond = c(f"icmp uge {_CLOCK} {number}, {c.spread('i32', warps)}")
-    own = c(f"icmp eq {_CLOCK} {number}, {c.spread('i32', c.load('i32', '%w', WARP['id']))}")
+    own = c(f"icmp eq {_CLOCK} {number}, {c.spread('i32', id)}")
     ignored = c(f"or {vec('i1')} {beyond}, {own}")
     others = c(f"select {vec('i1')} {ignored}, {_CLOCK} {splat('i32', -1)}, {_CLOCK} {clock}")
     least = c(f"call i32 @llvm.vector.reduce.umin.v32i32({_CLOCK} {others})")

@@ -127,6 +127,7 @@ def _reach(c: Code, address: str, size: int) -> str:
             where = f"ptr {pointer}, i64 {address}, i64 {size}, i64 {c(f'sub i64 {address}, {SHARED_BASE}')}"
             c.do(f"call void @proxy.kept({head}, {where}, i32 {since})")
         c.do(f"call void @shadow.fetch.shared({head}, ptr {pointer}, i64 {address}, i64 {size})")
+        c.do(f"call void @proxy.read(ptr %w, i64 {c(f'sub i64 {address}, {SHARED_BASE}')}, i64 {size})")
     return pointer
 
 

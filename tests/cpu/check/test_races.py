@@ -224,6 +224,27 @@ def test_lanes_that_write_what_others_read_need_a_barrier_of_the_warp():
             body, data, grid=2)  # fmt: skip
 
 
+BELL = ".shared .align 8 .b64 bell;\n" + SHARED
+ARRIVE = "mbarrier.arrive.shared::cta.b64 %rd1, [bell];"
+WAIT_BELL = """setp.eq.u32 %p1, %tid, 0; @%p1 mbarrier.init.shared::cta.b64 [bell], {count}; bar.sync 0;
+  setp.eq.u32 %p2, %warp, 0; @%p2 bra waits; setp.eq.u32 %p3, %lane, 0; @%p3 {arrive} ret;
+  waits: mov.u32 %r1, s; mad.lo.u32 %r2, %lane, 4, %r1; xor.b32 %r3, %lane, 1; mad.lo.u32 %r3, %r3, 4, %r1;
+  st.shared.u32 [%r2], %lane; {own}
+  again: mbarrier.try_wait.parity.shared::cta.b64 %p4, [bell], 0; @!%p4 bra again; {meet}
+  ld.shared.u32 %r4, [%r3]; mad.wide.u32 %rd2, %lane, 4, %a0; st.global.u32 [%rd2], %r4; ret;"""
+
+
+def test_an_mbarrier_at_which_other_warps_arrive_orders_no_lanes_of_those_that_wait():
+    """Where they have arrived themselves, it does."""
+    data, wanted = np.zeros(32, np.uint32), np.arange(32) ^ 1
+    given = {"arrive": ARRIVE, "own": "", "meet": "", "count": 1}
+    finding(r"race.*ld\.shared\.u32 %r4.*lane 1 of this warp wrote these bytes.*bar\.warp\.sync",
+            WAIT_BELL.format(**given), data, before=BELL)  # fmt: skip
+    for more in ({"meet": "bar.warp.sync -1;"}, {"own": ARRIVE, "count": 33}):
+        body = WAIT_BELL.format(**{**given, **more})
+        np.testing.assert_array_equal(run(body, data, before=BELL)[0], wanted)
+
+
 def test_a_thread_may_write_what_it_alone_has_read():
     body, data = in_place("", "mov.u32 %r2, %r1;")
     np.testing.assert_array_equal(run(body, data, grid=2)[0], data)

@@ -187,6 +187,36 @@ def test_operands_are_read_until_the_wait():
     finding(body + meet + later + wait, r"race.*(reads its operands until|warp \d has read these bytes)")
 
 
+OWN, MEET = "st.shared.b32 [%r2+2048], %tid;", "bar.warp.sync -1;"
+NEXT = """
+  and.b32 %r5, %tid, 96; add.u32 %r6, %tid, 1; and.b32 %r6, %r6, 31; or.b32 %r5, %r5, %r6; mad.lo.u32 %r7, %r5, 16, %r1;
+  ld.shared.b32 %r8, [%r7+2048];
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "where"),
+    [(OWN, NEXT, r"ld\.shared\.b32 %r8, \[%r7\+2048\]"), (NEXT, OWN, r"st\.shared\.b32 \[%r2\+2048\], %tid")],
+    ids=("written before", "read before"),
+)
+def test_a_wait_for_products_orders_no_accesses_of_lanes(first: str, second: str, where: str) -> None:
+    """All lanes are at it; what one of them writes and another reads takes a bar.warp.sync all the same."""
+    products = FENCE + product() + COMMIT + WAIT.format(0)
+    np.testing.assert_array_equal(launch(first + MEET + products + second), 16)
+    np.testing.assert_array_equal(launch(first + products + MEET + second), 16)
+    finding(first + products + second, rf"race.*{where}.*bar\.warp\.sync")
+
+
+def test_a_lane_may_write_what_its_warps_products_have_read() -> None:
+    """Once they are waited for: rows of a that are this warp's alone. What other warps read takes a barrier."""
+    products = FENCE + product() + COMMIT + WAIT.format(0)
+    write = "setp.ne.u32 %p1, %r9, {}; @%p1 bra others; st.shared.b32 [%r2], %r3; others:"
+    body = "shr.u32 %r9, %tid, 5;" + products
+    np.testing.assert_array_equal(launch(body + write.format(3)), 16)
+    finding(body + write.format(0), r"race.*st\.shared\.b32 \[%r2\], %r3.*warp \d has read these bytes")
+    np.testing.assert_array_equal(launch(body + "bar.sync 0;" + write.format(0)), 16)
+
+
 def test_a_wait_that_leaves_a_group_open_leaves_its_operands_in_use():
     write = "add.u32 %r10, %r2, 2048; st.shared.v4.b32 [%r10], {%r3, %r3, %r3, %r3}; fence.proxy.async;"
     second = "add.u64 %rd2, %rd2, 128;" + product() + COMMIT  # operands from byte 2048 on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -160,8 +161,8 @@ def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) 
     batched = BatchedKvCache(made(device), 2, page_size=page)
     batched.set_length(0, 5)
     where = batched.buffers(0)["k_cache"].pointer
-    short = r"need [\d,]+ bytes, about [\d,]+ are there \(room for about \d+\); nothing was changed"
-    with pytest.raises(CudaError, match=rf"BatchedKvCache.resize: 2147483648 sequences {short}"):
+    short = rf"need [\d,]+ bytes, and {device.name} has about [\d,]+ free; about \d+ of them would fit; nothing was"
+    with pytest.raises(CapacityError, match=rf"BatchedKvCache.resize: 2147483648 sequences of \d+ positions {short}"):
         batched.resize(1 << 31)
     assert (batched.allocated, batched.batch, batched.length(0), batched.generation) == (True, 2, 5, 0)
     assert batched.buffers(0)["k_cache"].pointer == where
@@ -171,7 +172,7 @@ def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) 
 def test_caches_that_do_not_fit_take_no_memory(device: Device, page: int) -> None:
     cache = KvCache(device, 2, 4, 2, 64, 1 << 12)
     used, most = device.memory().used, device.memory().available // cache.nbytes
-    with pytest.raises(CudaError, match=rf"^BatchedKvCache: {2 * most} sequences need .*\(room for about \d+"):
+    with pytest.raises(CapacityError, match=rf"^BatchedKvCache: {2 * most} sequences of 4096 .*; about \d+ of them"):
         BatchedKvCache(cache, 2 * most, page_size=page)
     assert device.memory().used == used
 
@@ -180,9 +181,34 @@ def test_growth_counts_the_page_table() -> None:
     device, binding = fake_device()
     batched = BatchedKvCache(made(device), 2, page_size=16, n_pages=4)
     binding.free_bytes = (40 + 10) << 20
-    with pytest.raises(CudaError, match="nothing was changed"):  # 8 bytes a slot, 16 a layer, 12 of the table
+    with pytest.raises(CapacityError, match=r"4 pages need .*; fewer sequences would fit"):  # 8 a slot, 16 a layer, 12
         batched.resize(1 << 20)
     assert batched.allocated
+
+
+@pytest.mark.parametrize(
+    ("given", "would"),
+    [({}, "about 3 of them"), ({"page_size": 16}, "about 3 of them"), ({"page_size": 16, "n_pages": 9999}, "n_pages=")],
+)
+def test_the_error_says_what_would_fit(given: dict[str, int], would: str) -> None:
+    device, binding = fake_device()
+    cache = KvCache(device, 2, 4, 2, 64, 1 << 12)
+    binding.free_bytes = 7 * cache.nbytes // 2
+    with pytest.raises(CapacityError, match=f"{would}") as refused:
+        BatchedKvCache(cache, 6, **given)
+    if "n_pages" in given:
+        fitting = int(re.search(r"n_pages=(\d+)", str(refused.value))[1])  # type: ignore[index]
+        BatchedKvCache(cache, 6, page_size=16, n_pages=fitting)
+        with pytest.raises(CapacityError):
+            BatchedKvCache(cache, 6, page_size=16, n_pages=fitting + 1)
+
+
+def test_not_even_one_sequence_fits() -> None:
+    device, binding = fake_device()
+    cache = KvCache(device, 2, 4, 2, 64, 1 << 12)
+    binding.free_bytes = cache.nbytes // 2
+    with pytest.raises(CapacityError, match=r"1 sequences of 4096 positions need .*; a smaller max_len would fit"):
+        BatchedKvCache(cache, 1)
 
 
 def test_a_growth_whose_memory_others_take_leaves_a_free_cache() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ptxgen.kernels import PackedGemm
+from ptxgen.kernels import PackedGemm, PackedQkvAppend
 from ptxgen.models.decode import step_program
 from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
@@ -16,7 +16,7 @@ from tests.support.array_file import ArrayFile
 from tests.support.batches import WIDE, has_models_tokens
 from tests.support.families import random_weights, small_spec
 
-SIX = ["qkv", "rope_append", "attention", "o_proj", "gate_up", "down_proj"]
+FIVE = ["qkv_append", "attention", "o_proj", "gate_up", "down_proj"]
 
 
 def program(family: str, slots: int, precision: str, format: str, **changes: object) -> Program:
@@ -38,16 +38,40 @@ def roles(steps: Program, layer: int) -> list[str]:
     ],
 )  # fmt: skip
 def test_no_launch_norms_or_packs(slots: int, mode: str, precision: str, format: str) -> None:
-    """Six launches a layer but for the first one's norm; free slots disturb nobody."""
+    """Five launches a layer but for the first one's norm; free slots disturb nobody."""
     spec = small_spec("llama", **WIDE)
     file = ArrayFile(spec, random_weights(spec), format)
     batch = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision).batch(slots=slots)
     batch.cache.zero()  # rows past a length are loaded early
     steps = batch._step.program
-    assert roles(steps, 0) == ["qkv.pack", *SIX]
-    assert roles(steps, 1) == SIX
+    assert roles(steps, 0) == ["qkv.pack", *FIVE]
+    assert roles(steps, 1) == FIVE
     assert "lm_head.pack" not in roles(steps, -1)
     has_models_tokens(batch, file, slots - 1, 3, precision)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_attention_waits_for_the_last_of_q_k_and_v_where_keys_are_many(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of values in a format of their own the launch of q and k lets the next begin."""
+    spec = small_spec("llama", **WIDE)
+    kv_width = spec.shape.n_kv_heads * spec.shape.head_dim
+    monkeypatch.setattr("ptxgen.models.decode_attention.MANY_KEYS", 17 * kv_width + more)
+    formats = {name: "q4_k" for name, shape in spec.tensors().items() if len(shape) == 2}
+    formats |= {"layers.1.v_proj": "q6_k"}
+    steps = step_program(spec, formats, "batch", rows=17, target="sm_90a", precision="fast")
+    found = [[(op.role, op.spec.holds) for op in steps.ops
+              if op.layer == layer and isinstance(op.spec, PackedQkvAppend)] for layer in (0, 1)]  # fmt: skip
+    holds = not more
+    assert found == [[("qkv_append", holds)], [("qk_append", False), ("v_append", holds)]]
+
+
+@pytest.mark.parametrize(("kv_dtype", "changes"), [("s8", {}), ("f16", {"head_dim": 24})])
+def test_what_the_product_cannot_append_a_launch_does(kv_dtype: str, changes: dict[str, int]) -> None:
+    spec = small_spec("llama", **{**WIDE, **changes})
+    fields: dict[str, Any] = {"rows": 9, "target": "sm_90a", "precision": "fast", "kv_dtype": kv_dtype}
+    assert roles(step_program(spec, "bf16", "batch", **fields), 1)[:2] == ["qkv", "rope_append"]
 
 
 def test_norms_behind_a_product_are_launches() -> None:
@@ -74,7 +98,7 @@ def test_rows_that_end_within_a_block(slots: int, mode: str, precision: str) -> 
     file = ArrayFile(spec, random_weights(spec), "bf16")
     batch = Model(file, CpuDevice(mode=mode), "f32", chunk=1, precision=precision).batch(slots=slots)
     batch.cache.zero()
-    assert roles(batch._step.program, 1) == SIX
+    assert roles(batch._step.program, 1) == FIVE
     has_models_tokens(batch, file, slots - 1, 3, precision)
 
 

@@ -24,7 +24,7 @@ _REMARK = "the descriptor must lead to shared memory"
 
 @emits("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", outputs=0, converges=True)
 def order(e: Emitter, op: Op) -> None:
-    """Products are there when they are issued; who has waited comes after the reads of every lane."""
+    """Products are there when they are issued. They order no accesses of lanes: that takes a bar.warp.sync."""
     e.converge("-1")
     if not e.defined:
         return
@@ -38,7 +38,6 @@ def order(e: Emitter, op: Op) -> None:
             raise e.error(f"operand {op.operands[0]}: must be a number")
         products.wait(int(op.operands[0].value))
         e.c.do("call void @async.land_products(ptr %w)")
-        e.c.do("call void @clock.turn(ptr %w)")
 
 
 @emits("wgmma.mma_async", outputs=0, inout=(0,), converges=True)
