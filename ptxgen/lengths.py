@@ -23,6 +23,7 @@ def written_rows(max_len: int, batched: bool, sizes: Mapping[str, int], ring: in
     return {
         "rows": (1, min(max_len, ring or max_len) if max_len and not batched else MOST),
         "position": (0, max(0, (max_len or MOST) - rows)),
+        "n_kept": (0, max_len or MOST),
         "positions": (0, (max_len or MOST) - 1),
         "n_pages": (0, pages),
         "page_table": (-MOST - 1, MOST),  # pages that do not exist are skipped

@@ -109,6 +109,12 @@ def position_param(batched: bool, indirect: bool) -> Param:
     return buffer("position", s32, 1, align=4) if indirect else scalar("position", s32)
 
 
+def position_params(batched: bool, indirect: bool, kept: bool) -> tuple[Param, ...]:
+    """The same, and with `kept` the number of positions that keep their rows."""
+    position = position_param(batched, indirect)
+    return (position, buffer("n_kept", s32, 1, align=4)) if kept else (position,)
+
+
 def position_rules(batched: bool, indirect: bool) -> Iterator[str]:
     """Reasons against positions from both places."""
     if batched and indirect:
@@ -125,6 +131,16 @@ def load_position(b: Builder, row: Reg, batched: bool, indirect: bool) -> Reg:
     if indirect:
         first = b.op("ld.global.s32", "first_position", first[0])
     return b.op("add.s32", "row_position", first, row)  # type: ignore[no-any-return]
+
+
+def position_inside(b: Builder, spec: CacheSpec, position: Reg, kept: bool) -> Reg:
+    """Whether the cache has the position, and takes a row for it."""
+    # One unsigned comparison refuses negative positions too.
+    inside: Reg = b.op("setp.lt.u32", "inside", position, spec.max_len)
+    if kept:
+        n_kept = b.op("ld.global.s32", "positions_kept", b.ld_param("n_kept")[0])
+        b.op("setp.ge.and.s32", inside, position, n_kept, inside)
+    return inside
 
 
 def cache_row(b: Builder, spec: CacheSpec, row: Reg, head: Reg, position: Reg, writes: Reg) -> Reg:
@@ -235,15 +251,16 @@ def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, np.ndarray], positions: np.ndarray,
                 a: Mapping[str, Any]) -> None:  # fmt: skip
-    """Write f32 rows `{"k", "v"}`, or one of them, `[rows, n_kv_heads, head_dim]` to the caches in `out`; outside
-    positions nothing.
+    """Write f32 rows `{"k", "v"}`, or one of them, `[rows, n_kv_heads, head_dim]` to the caches in `out`; for positions
+    outside, or that are kept, nothing.
 
     `a` are the kernel's arguments, of which pages are found in `page_table` and `n_pages`.
     """
     import numpy as np
 
+    first = int(np.ravel(a.get("n_kept", 0))[0])
     for r, position in enumerate(positions):
-        if not 0 <= position < spec.max_len:
+        if not max(first, 0) <= position < spec.max_len:
             continue
         where: tuple[Any, ...] = (slice(None), position % (spec.ring or spec.max_len))
         if spec.page_size:
@@ -294,6 +311,10 @@ def given(spec: CacheSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -
     import numpy as np
 
     out = given_positions(spec.indirect, rng, sizes, spec.max_len)
+    if getattr(spec, "kept", False):  # half of the rows
+        first = int(np.ravel(out["position"])[0])
+        kept = sizes["n_kept"] if sizes["n_kept"] >= 0 else first + sizes["rows"] // 2
+        out["n_kept"] = np.array([kept], np.int32)
     if spec.page_size:
         shape = (sizes["rows"], max_pages(spec)) if spec.batched else (max_pages(spec),)
         count = int(np.prod(shape))

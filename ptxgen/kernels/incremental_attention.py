@@ -34,6 +34,7 @@ from ptxgen.spec.cache_fields import (
     HEAD_SCALES,
     KV_DTYPES,
     KV_HEADS,
+    ONE_CACHE,
     PAGE_LAYOUT,
     PAGE_SIZE,
     Q_DTYPES,
@@ -42,6 +43,7 @@ from ptxgen.spec.cache_fields import (
     given_head_scales,
     head_rules,
     head_scales_rules,
+    one_cache_rules,
     place_rules,
     strided_rules,
 )
@@ -83,8 +85,10 @@ class IncrementalAttention(KernelType):
     once: these must be final before the first kernel of an unbroken chain of programmatic launches. q and the newest
     position are read after the wait. `batch_invariant`: a sequence's result has the same bytes in every batch, whatever
     its size and its other members. Splits then depend on the length alone, which costs time if they do not fill the
-    GPU. `halves`: out is so many bf16 digits of each value, as DigitGemm reads them, or with `tile_tokens` in tiles of
-    so many sequences, as PackedGemm reads them; elements without a sequence are left unchanged.
+    GPU. `one_cache`: the queries of a batch are of one sequence, caches `[n_kv_heads, max_len, head_dim]`; query s sees
+    the first seq_lens[s] positions, none below 1. `halves`: out is so many bf16 digits of each value, as DigitGemm
+    reads them, or with `tile_tokens` in tiles of so many sequences, as PackedGemm reads them; elements without a
+    sequence are left unchanged.
     """
 
     bundled_as = "decode"
@@ -114,6 +118,7 @@ class IncrementalAttention(KernelType):
     halves: int = field(default=0, draws=(0, 1, 3), later=True, doc="0: out is of q_dtype; else so many bf16 digits")
     sums: bool = field(default=False, later=True, doc="sums of out go beside bf16 digits, for weights with mins")
     tile_tokens: int = field(default=0, later=True, doc="bf16 digits lie in tiles of so many tokens, for PackedGemm")
+    one_cache: bool = field(default=False, like=ONE_CACHE)
 
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -148,6 +153,7 @@ class IncrementalAttention(KernelType):
         dict(max_len=32, head_dim=8, n_heads=8, n_kv_heads=8, batched=True, halves=3),
         dict(max_len=32, head_dim=16, n_heads=16, n_kv_heads=16, batched=True, halves=3, sums=True),
         dict(max_len=32, head_dim=24, n_heads=4, n_kv_heads=4, batched=True, halves=3, tile_tokens=8),
+        dict(max_len=64, head_dim=8, n_heads=2, n_kv_heads=1, kv_dtype=f16, batched=True, one_cache=True),
         dict(  # the last sequences first, and loads with L2::evict_unchanged: a row of the tuning table
             max_len=32769, head_dim=64, n_heads=8, n_kv_heads=8, q_dtype=f16, kv_dtype=f16, batched=True, strided=True,
         ),
@@ -171,6 +177,8 @@ class IncrementalAttention(KernelType):
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
         if self.strided:
             yield from strided_rules(self.batched, self.page_size, self.ring, self.programmatic)
+        if self.one_cache:
+            yield from one_cache_rules(self.batched, self.page_size, self.strided, self.programmatic)
         if self.batch_invariant and not self.batched:
             yield "batch_invariant: needs batched=True"
         yield from self._rules_of_digits()
@@ -225,8 +233,8 @@ class IncrementalAttention(KernelType):
         dims, dtypes = (self.head_dim, self.head_dim), (self.q_dtype, self.kv_dtype)
         problem = Problem(self.n_heads, self.n_kv_heads, *dims, *dtypes)
         cache = Cache(
-            problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring,
-            strided=self.strided,
+            problem, self.max_len, self.batched and not self.one_cache, self.page_size, page_layout=self.page_layout,
+            ring=self.ring, strided=self.strided,
         )  # fmt: skip
         return Attention(Variant.of(self, self.head_dim), cache)
 
@@ -351,6 +359,8 @@ class IncrementalAttention(KernelType):
         if self.page_size:
             inside = attention.cache.heads_inside
             yield from lengths.past_pages(caches, arguments["page_table"], arguments["seq_lens"], inside)
+        elif self.one_cache:
+            yield from lengths.past_lengths([cache[None] for cache in caches], [max(arguments["seq_lens"], default=0)])
         elif self.batched:
             yield from lengths.past_lengths(caches, arguments["seq_lens"])
             for s, first in enumerate(arguments.get("starts", ())):

@@ -15,12 +15,14 @@ from ptxgen.launch import Launch, Param, buffer
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
+    KEPT,
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
     given_head_scales,
     head_scales_rules,
+    kept_rules,
 )
 from ptxgen.spec.fields import field
 
@@ -40,9 +42,10 @@ class KvCacheScatter(KernelType):
     caches `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size, n_kv_heads,
     head_dim]`, and a page table `[(rows,) ceil(max_len / page_size)]`. `ring`: caches have so many rows instead of
     max_len, and position p goes to row p % ring. A position outside the cache, or in a page outside 0 … n_pages - 1,
-    writes nothing. `indirect`: the position is read from device memory. int8 caches have f16 scales
-    `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448;
-    with `head_scales` it stores values divided by `k_scale`, `v_scale [n_kv_heads]`, f32.
+    writes nothing. `indirect`: the position is read from device memory, and with `kept` a row for a position below
+    `n_kept [1]` writes nothing. int8 caches have f16 scales `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values,
+    rounded up; a NaN becomes 0 there. e4m3 saturates at ±448; with `head_scales` it stores values divided by `k_scale`,
+    `v_scale [n_kv_heads]`, f32.
     """
 
     bundled_as = "append"
@@ -59,8 +62,9 @@ class KvCacheScatter(KernelType):
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
     head_scales: bool = field(default=False, like=HEAD_SCALES)
+    kept: bool = field(default=False, like=KEPT)
 
-    sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
+    sizes = {"rows": 1, "pages": 8, "position": -1, "n_kept": -1}  # -1: one at random; half of the rows
     trials = ({"rows": 3, "position": 20},)
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
@@ -71,6 +75,7 @@ class KvCacheScatter(KernelType):
         dict(max_len=128, head_dim=8, n_kv_heads=2, kv_dtype=s8, page_size=16, page_layout="nhd"),
         dict(max_len=96, head_dim=8, n_kv_heads=2, kv_dtype=f16, batched=True, ring=64),
         dict(max_len=96, head_dim=8, n_kv_heads=2, kv_dtype="e4m3", head_scales=True),
+        dict(max_len=96, head_dim=8, n_kv_heads=2, indirect=True, kept=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -78,6 +83,7 @@ class KvCacheScatter(KernelType):
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
         yield from kv_cache.position_rules(self.batched, self.indirect)
+        yield from kept_rules(self.kept, self.indirect)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -89,8 +95,8 @@ class KvCacheScatter(KernelType):
 
     def params(self) -> tuple[Param, ...]:
         row = ("rows", self.n_kv_heads, self.head_dim)
-        position = kv_cache.position_param(self.batched, self.indirect)
-        return (*(buffer(x, self.src_dtype, *row) for x in "kv"), *kv_cache.cache_params(self), position)
+        positions = kv_cache.position_params(self.batched, self.indirect, self.kept)
+        return (*(buffer(x, self.src_dtype, *row) for x in "kv"), *kv_cache.cache_params(self), *positions)
 
     def launch(self, target: Target) -> Launch:
         return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
@@ -114,8 +120,7 @@ class KvCacheScatter(KernelType):
             convert.load_words(b, words, source, pred=place.has_chunk)
         with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
-            # One unsigned comparison refuses negative positions too.
-            b.op("setp.lt.u32", "inside", position, self.max_len)
+            kv_cache.position_inside(b, self, position, self.kept)
         with b.fragment("convert", f"the chunk as f32{', scaled to the range of s8' if self.kv_dtype == s8 else ''}"):
             convert.unpack(b, values, words, self.src_dtype)
             if self.kv_dtype == s8:

@@ -22,12 +22,14 @@ from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     INDIRECT,
+    KEPT,
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
     given_head_scales,
     head_scales_rules,
+    kept_rules,
 )
 from ptxgen.spec.fields import field
 
@@ -51,8 +53,8 @@ class RopeKvAppend(RotatingRows, KernelType):
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
     with `stacked` heads of one row: qkv `[rows, n_heads + 2 n_kv_heads, head_dim]`, or qk beside v. Caches, positions,
     pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose position is outside the
-    cache appends nothing; its q is rotated all the same. `qk_norm`: before that every head of q and k is normalised as
-    `RmsNorm` does it, with weights `[head_dim]` each.
+    cache, or `kept`, appends nothing; its q is rotated all the same. `qk_norm`: before that every head of q and k is
+    normalised as `RmsNorm` does it, with weights `[head_dim]` each.
     """
 
     bundled_as = "rope_append"
@@ -83,8 +85,9 @@ class RopeKvAppend(RotatingRows, KernelType):
     )
     eps: float = field(default=1e-6, like=EPS, doc="added to the mean of squares of qk_norm")
     norm_offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the weights of qk_norm: 1 in Gemma")
+    kept: bool = field(default=False, like=KEPT)
 
-    sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
+    sizes = {"rows": 1, "pages": 8, "position": -1, "n_kept": -1}  # -1: one at random; half of the rows
     trials = ({"rows": 3, "position": 20},)
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),
@@ -121,6 +124,7 @@ class RopeKvAppend(RotatingRows, KernelType):
             out_dtype="f16",
         ),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", batched=True, head_scales=True),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, in_place=False, indirect=True, kept=True),
         dict(
             max_len=64,
             head_dim=32,
@@ -154,6 +158,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         if self.qk_norm and not norms_heads(self.head_dim, self.style):
             got = f"head_dim={self.head_dim}, style={self.style!r}"
             yield f"qk_norm: needs style='norm' and a head_dim of 8, 16, 32, 64, 128 or 256 (got {got}; nearest: False)"
+        yield from kept_rules(self.kept, self.indirect)
 
     @property
     def map(self) -> HeadMap:
@@ -183,7 +188,8 @@ class RopeKvAppend(RotatingRows, KernelType):
             params.append(buffer("q_out", self.query_dtype, *q_row, access="out"))
         if self.qk_norm:
             params += [buffer(f"{x}_norm_weight", f32, self.head_dim, align=16) for x in "qk"]
-        return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
+        positions = kv_cache.position_params(self.batched, self.indirect, self.kept)
+        return (*params, *kv_cache.cache_params(self), *positions)
 
     def build(self, b: Builder) -> None:
         with b.fragment("locate"):
@@ -199,8 +205,7 @@ class RopeKvAppend(RotatingRows, KernelType):
             values, words = chunk.load(b, source, cleared=self.kv_dtype == s8 or self.qk_norm)
         with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
-            # One unsigned comparison refuses negative positions too.
-            b.op("setp.lt.u32", "inside", position, self.max_len)
+            kv_cache.position_inside(b, self, position, self.kept)
         chunk.widen(b, values, words)
         if gains is not None:
             self._norm_heads(b, place, values, gains)

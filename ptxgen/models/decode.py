@@ -3,8 +3,11 @@
 Three kinds of step share tensors by name. "decode": one position of one sequence; the step feeds its token back and
 advances its position by itself. "batch": one position of each of `rows` sequences, at `positions`, over `lengths`; a
 sequence with a position below 0 is skipped. "prefill": `rows` positions of one sequence from `position` on, and the
-token after the last; after the last layer's attention only the last row is computed. A prefill that others follow
-(`choice` "none") only computes keys and values.
+token after the last; after the last layer's attention only the last row is computed. Rows for positions below `n_kept`,
+or below 0, count for nothing: a shorter prompt is the last of the rows. Inputs: `prompt`, `n_kept`, `position`, and of
+many rows `q_len`, which is `rows`, and `kv_len`, the positions at the end; of few rows `query_lengths` in their place:
+the row's position + 1 (`kv_len` too, where a token is drawn). A prefill that others follow (`choice` "none")
+only computes keys and values.
 """
 
 from __future__ import annotations

@@ -30,6 +30,14 @@ def _fastest(rows: int, fields: tuple[tuple[str, Any], ...]) -> PackedGemm:
 
 
 @lru_cache(maxsize=1024)
+def _tokens_of_both(rows: int, first: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...]) -> int:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.tiles import tokens_of_both
+
+    return tokens_of_both(PackedGemm, dict(first), dict(then), rows)
+
+
+@lru_cache(maxsize=1024)
 def _fewest(rows: int, fields: tuple[tuple[str, Any], ...]) -> DigitGemm:
     from ptxgen.kernels.digit_gemm import DigitGemm
 
@@ -172,6 +180,16 @@ class ProductInputs(RowForms):
         fields |= {"x_dtype": of, "precision": self._rounding}
         fields |= {"x_dtype": f16, "by_row": True} if self.in_units(kinds, k) else {}
         return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in kinds)
+
+    def _gate_tokens(self) -> int:
+        """Tokens of a tile for gate and up, which have one format and leave bf16 tiles to the product of down; 0 where
+        no number that `tokens_of_both` tries is legal for both."""
+        gate, down = self.readers("gate_up"), self.readers("down_proj")
+        more: dict[str, Any] = {"x_dtype": bf16, "precision": self._rounding, "programmatic": self.programmatic}
+        first = {"n": gate.n, "k": gate.k, "weights": gate.kinds[0], **gate.fields, **more}
+        alone = bool(self.model.block.mlp_post_norm)
+        then = {"n": down.n, "k": down.k, "weights": down.kinds[0], "residual": not alone, **more}
+        return _tokens_of_both(self.rows, tuple(sorted(first.items())), tuple(sorted(then.items())))
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""

@@ -1,5 +1,5 @@
-"""Batches of 9 to 64 sequences: which ops write rows as the tiles that the next product reads, so that no separate
-launch norms or packs them."""
+"""Which ops write rows as the tiles that the next product reads: in batches of 9 to 64 sequences also norms and
+attention do, so that no separate launch norms or packs them."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ class TiledProducts(Products):
     def _tokens_of(self, role: str) -> int:
         """Tokens of a tile for the products of `role`."""
         readers = self.readers(role)
+        if self.rows > MOST_ROWS_FIRST and readers.fields.get("packed_out") and (both := self._gate_tokens()):
+            return both
         return self._tile_tokens(readers.kinds, readers.n, readers.k, **readers.fields)
 
     def _leave_normed(self, name: str, x: str | Ref) -> tuple[dict[str, str | Ref], dict[str, Any]]:

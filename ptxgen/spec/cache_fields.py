@@ -36,9 +36,18 @@ RING_ROWS = Said(
     doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions", later=True,
     draws=_rings, refuses=(-1, 63),
 )  # fmt: skip
+KEPT = Said(
+    doc="the first n_kept positions keep their rows: appending to them writes nothing", later=True,
+    draws=lambda drawn: (False, True) if drawn.get("indirect") and not drawn.get("batched") else (False,),
+)  # fmt: skip
 STRIDED = Said(
     doc="rows from head to head are the scalar kv_rows, and a sequence's first row is its starts[s]", later=True,
     draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("ring"))
+    else (False,),
+)  # fmt: skip
+ONE_CACHE = Said(
+    doc="the queries of a batch are of one sequence, whose cache they read", later=True,
+    draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("strided"))
     else (False,),
 )  # fmt: skip
 
@@ -69,6 +78,12 @@ def head_rules(n_heads: int, n_kv_heads: int, most: int) -> Iterator[str]:
     yield from rules.divides("n_kv_heads", n_kv_heads, "n_heads", n_heads)
 
 
+def kept_rules(kept: bool, indirect: bool) -> Iterator[str]:
+    """Reasons against positions that keep their rows."""
+    if kept and not indirect:
+        yield "kept: needs indirect=True (got kept=True, indirect=False; nearest: False)"
+
+
 def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:
     """Reasons against pages in this layout, or a ring, for layers with this window."""
     yield from rules.one_of("page_layout", page_layout, PAGE_LAYOUTS)
@@ -90,6 +105,16 @@ def strided_rules(batched: bool, page_size: int, ring: int, programmatic: bool) 
         yield f"strided: rows lie one after the other (got page_size={page_size}, ring={ring}; nearest: False)"
     if programmatic:
         yield "strided: needs programmatic=False (got programmatic=True; nearest: False)"
+
+
+def one_cache_rules(batched: bool, page_size: int, strided: bool, programmatic: bool) -> Iterator[str]:
+    """Reasons against one cache for all queries beside these fields."""
+    if not batched:
+        yield "one_cache: needs batched=True (got batched=False; nearest: False)"
+    if page_size or strided:
+        yield f"one_cache: has no pages and no strides (got page_size={page_size}, strided={strided}; nearest: False)"
+    if programmatic:  # it would read more than one position of those that the kernel ahead appends
+        yield "one_cache: needs programmatic=False (got programmatic=True; nearest: False)"
 
 
 def ring_rows(window: int, appended: int, max_len: int) -> int:

@@ -27,8 +27,9 @@ class Model(Sequenced):
     """A model that decodes: `forward` gives logits, `forward_to_token` and `generate` tokens.
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
-    a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `precision`
+    a prompt goes in steps of so many positions, the last with as many rows as what is left needs. `deterministic`
+    (default: whether PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the
+    host. `precision`
     of prompts and batches: "exact", as one token is; "fast": on GPUs with wgmma their activations are rounded to bf16
     before each product, a relative error of 2⁻⁹ in each, and a prompt's queries and keys once more before they rotate
     (to the cache's type, where it has 16 bits), as in other engines; "e4m3": the same, but before products with weights

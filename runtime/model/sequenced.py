@@ -7,7 +7,7 @@ position itself. The host says them only where they are others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.integers import as_index
 from ptxgen.models import ModelShape
 from ptxgen.models.memory_plan import positions_at_once
-from ptxgen.models.packing import WeightSource
+from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
+from ptxgen.models.prompt_steps import apart_from, steps_of
 from ptxgen.models.row_forms import PRECISIONS
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
@@ -76,6 +77,7 @@ class Sequenced:
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()
+        self._apart = apart_from(precision, formats_of(source))
         self._length = 0
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
@@ -267,20 +269,28 @@ class Sequenced:
     def _prefill(self, tokens: np.ndarray, place: int, sampling: Sampling | None) -> None:
         self._known, self._remembers, self._length = None, False, place
         self._ids[place : place + len(tokens)] = tokens
-        for rows, at in chunks(len(tokens), self.chunk):
-            ends = at + rows == len(tokens)
+        for rows, at, count in steps_of(len(tokens), self.chunk, self._apart):
+            ends = at + count == len(tokens)
             if ends and sampling is not None and sampling.penalises:
                 self._remember(place + len(tokens))
-            self._run_chunk(tokens[at : at + rows], place + at, sampling if ends else None, ends)
-            self._length = place + at + rows
+            self._run_chunk(rows, tokens[at : at + count], place + at, sampling if ends else None, ends)
+            self._length = place + at + count
 
-    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None, ends: bool) -> None:
-        step = self.steps.step(len(tokens), sampling, self.stream, ends=ends)
-        step.write("prompt", tokens, self.stream)
-        for name, length in (("q_len", len(tokens)), ("kv_len", position + len(tokens))):
-            if name in step.program.tensors:  # keys of one layer alone need no lengths
-                step.write(name, np.array([length], np.int32), self.stream)
-        self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
+    def _run_chunk(self, rows: int, tokens: np.ndarray, position: int, sampling: Sampling | None, ends: bool) -> None:
+        """A step of so many rows, of which these tokens are the last: what the others compute is dropped."""
+        step = self.steps.step(rows, sampling, self.stream, ends=ends)
+        end = position + len(tokens)
+        step.write("prompt", np.pad(tokens, (rows - len(tokens), 0)), self.stream)
+        inputs = {
+            "q_len": [rows],
+            "kv_len": [end],
+            "n_kept": [position],
+            "query_lengths": range(end - rows + 1, end + 1),
+        }
+        for name, values in inputs.items():
+            if name in step.program.tensors:  # few rows need no lengths of all, one row is no other's
+                step.write(name, np.array(values, np.int32), self.stream)
+        self.steps.counters.copy_from(np.array([end - rows, end - rows + 1], np.int32), self.stream)
         self._launch(step, position, len(tokens))
 
     def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
@@ -304,12 +314,3 @@ class Sequenced:
     def __repr__(self) -> str:
         size = f"{self.shape.family} {self.shape.n_layers} × {self.spec.dim}"
         return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
-
-
-def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """`count` positions as powers of two up to `most`: how many, and from where."""
-    at = 0
-    while at < count:
-        rows = min(most, 1 << ((count - at).bit_length() - 1))
-        yield rows, at
-        at += rows

@@ -70,6 +70,19 @@ def test_lengths_mixed_in_a_batch(device: Device) -> None:
     trial(one, device, target=target, arguments=given, batch=9).require()
 
 
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "e4m3", "s8"])
+@pytest.mark.parametrize("more", [{}, {"window": 20, "ring": 128, "lse": True}], ids=str)
+def test_queries_of_one_cache(device: Device, target: str, kv_dtype: str, more: dict[str, Any]) -> None:
+    """The last positions of a sequence, some of them before its first; NaN past the last."""
+    one = spec(max_len=300, head_dim=64, n_heads=6, batched=True, one_cache=True, kv_dtype=kv_dtype, **more)
+    for first, count in ((-3, 8), (0, 1), (100, 5), (290, 10)):
+        given = one.example(np.random.default_rng(count), batch=count)
+        given["seq_lens"] = np.arange(first + 1, first + count + 1, dtype=np.int32)
+        poison(one, given)
+        trial(one, device, target=target, arguments=given, batch=count).require()
+
+
 def test_nothing_gives_zeros_and_minus_infinity(device: Device) -> None:
     for target, fields in GEOMETRIES.values():
         result = attend(device, target, [0, 0] if fields.get("batched") else 0, lse=True, **fields)
@@ -186,6 +199,22 @@ def test_illegal_fields(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(SpecError, match="IncrementalAttention") as refused:
         spec(**fields)
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "one_cache: needs batched=True"),
+        (
+            {"batched": True, "page_size": 16},
+            r"one_cache: has no pages and no strides \(got page_size=16, strided=False",
+        ),
+        ({"batched": True, "programmatic": True}, "one_cache: needs programmatic=False"),
+    ],
+)
+def test_what_one_cache_refuses(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        spec(one_cache=True, **fields)
 
 
 def test_unknown_fields() -> None:

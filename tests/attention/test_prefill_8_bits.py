@@ -57,6 +57,15 @@ def test_head_dims(kind: str, q_dtype: str, head_dim: int) -> None:
     attend(mode, sizes, head_dim=head_dim, q_dtype=q_dtype, max_len=150, **KINDS[kind])
 
 
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("fields", [{}, {"widened": True}, {"head_dim": 64, "widened": True, "window": 9}], ids=str)
+def test_more_tokens_than_keys(kind: str, fields: dict[str, Any]) -> None:
+    """The first tokens stand before position 0."""
+    for q_len, kv_len in ((64, 1), (64, 33), (129, 128)):
+        sizes = {"n_tokens": q_len, "q_len": q_len, "kv_len": kv_len}
+        attend("check", sizes, max_len=130, indirect=True, **KINDS[kind], **fields)
+
+
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

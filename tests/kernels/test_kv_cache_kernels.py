@@ -83,6 +83,26 @@ def test_rows_past_the_end_of_the_cache_are_left_out(device: Device) -> None:
     assert list(changed) == [45, 46, 47]
 
 
+@pytest.mark.parametrize(("position", "n_kept", "changed"), [
+    (9, 11, [11, 12, 13]), (9, 0, [9, 10, 11, 12, 13]), (9, 14, []), (-3, 0, [0, 1]), (45, 46, [46, 47]), (2, 47, []),
+])  # fmt: skip
+@pytest.mark.parametrize("place", [{}, {"page_size": 16}], ids=str)
+def test_positions_that_are_kept(
+    device: Device, place: dict[str, int], position: int, n_kept: int, changed: list[int]
+) -> None:
+    """Rows for them, and for positions below 0, write nothing."""
+    spec = scatter(kv_dtype="s8", indirect=True, kept=True, **place)
+    sizes = {"rows": 5, "pages": 3}
+    given = spec.example(np.random.default_rng(0), **sizes)
+    given |= {"position": np.array([position], np.int32), "n_kept": np.array([n_kept], np.int32)}
+    done = exact(spec, device, arguments=given, **sizes)
+    for name in ("k_cache", "v_cache"):
+        rows = (done.outputs[name] != given[name]).any(-1)
+        if place:
+            rows = rows[given["page_table"]].swapaxes(0, 1).reshape(3, -1)
+        assert [list(np.flatnonzero(head)) for head in rows] == [changed] * 3
+
+
 @pytest.mark.parametrize("page", [-1, 4, 2**31 - 1])
 def test_a_page_that_does_not_exist_writes_nothing(device: Device, page: int) -> None:
     spec = scatter(page_size=16)

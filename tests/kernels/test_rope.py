@@ -172,7 +172,9 @@ def test_positions_direct_indirect_and_batched_agree(device: Device) -> None:
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "bf16", "e4m3"])
 @pytest.mark.parametrize("style", ["norm", "neox"])
 def test_append_of_rotated_rows(device: Device, target: str, kv_dtype: str, style: str) -> None:
-    for more in ({}, {"indirect": True, "in_place": False}, {"batched": True, "page_size": 8}):
+    for more in (
+        {}, {"indirect": True, "in_place": False}, {"indirect": True, "kept": True}, {"batched": True, "page_size": 8},
+    ):  # fmt: skip
         spec = RopeKvAppend(40, 40, 6, 2, kv_dtype=kv_dtype, style=style, rotary_dim=16, **more)
         trial(spec, device, target=target, rows=3, pages=15).require()
 
@@ -192,6 +194,20 @@ def test_append_of_heads_that_lie_in_one_row(device: Device, stacked: str, style
         trial(spec, device, target="sm_80", rows=3, pages=15).require()
     with pytest.raises(SpecError, match="stacked: needs in_place=False"):
         RopeKvAppend(40, 40, 6, 2, stacked=stacked)
+
+
+def test_queries_of_kept_and_negative_positions_rotate(device: Device) -> None:
+    """They are rows like others; their keys and values go nowhere."""
+    spec = RopeKvAppend(40, 40, 6, 2, in_place=False, indirect=True, kept=True)
+    for position, n_kept in ((-4, 0), (9, 13), (36, 38)):
+        given = spec.example(np.random.default_rng(1), rows=7)
+        given |= {"position": np.array([position], np.int32), "n_kept": np.array([n_kept], np.int32)}
+        out = trial(spec, device, arguments=given, rows=7).require().outputs
+        want = rotated(given["q"], list(range(position, position + 7)), frequencies(40), "neox")
+        np.testing.assert_allclose(out["q_out"], want, rtol=0, atol=1e-5)
+        for name in ("k_cache", "v_cache"):
+            changed = np.flatnonzero((out[name] != given[name]).any((0, 2)))
+            assert list(changed) == list(range(max(n_kept, 0), min(position + 7, 40)))
 
 
 @pytest.mark.parametrize("head_dim", [8, 16, 128, 256])

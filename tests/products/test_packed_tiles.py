@@ -197,6 +197,17 @@ def test_tokens_that_are_never_the_fastest_have_a_tile_where_they_are_given(
     assert PackedGemm.best(512, n=n, k=k, precision="fast", **more).tokens != count
 
 
+@pytest.mark.parametrize("weights", ["bf16", "q4_k"])
+@pytest.mark.parametrize("rows", [65, 96, 128, 192, 320])
+def test_gate_and_down_have_tiles_of_as_many_tokens(weights: str, rows: int) -> None:
+    """Those that are the fastest for both: of 64 or 112 tokens, which suit the gate alone, down would share no k."""
+    gate = {"n": 14336, "k": 4096, "gated": True, "packed_out": True, "activation": "silu"}
+    down = {"n": 4096, "k": 14336, "residual": True}
+    more: dict[str, Any] = {"weights": weights, "precision": "fast", "programmatic": True}
+    assert tiles.tokens_of_both(PackedGemm, {**gate, **more}, {**down, **more}, rows) == 128
+    assert PackedGemm.best(rows, **down, **more, tokens=128).split == 2
+
+
 @pytest.mark.parametrize("k", [4096, 14336])
 def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     spec = PackedGemm.best(128, n=4096, k=k, precision="fast")

@@ -27,6 +27,8 @@ CASES: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
     ("bf16", "fast", 6144, 4096, 64, {"programmatic": True}),
     *(("q8_0", "fast", 14336, 4096, rows, GATED) for rows in (64, 512, 2048)),
     ("q4_k", "fast", 14336, 4096, 512, GATED),
+    *((name, "fast", 14336, 4096, 128, {**GATED, "packed_out": True, "tokens": 128}) for name in ("bf16", "q4_k")),
+    *((name, "fast", 4096, 14336, 128, {"residual": True, "tokens": 128}) for name in ("bf16", "q6_k")),
     ("q6_k", "fast", 2560, 6912, 1024, {"residual": True, "programmatic": True}),
     ("int4_g128", "exact", 13824, 5120, 256, {**GATED, "packed_out": True}),
     *(("bf16", "fast", n, k, 32, {"programmatic": True}) for n, k in ((2048, 8192), (5120, 13824), (28672, 4096))),

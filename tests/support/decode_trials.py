@@ -55,6 +55,6 @@ def poison(one: IncrementalAttention, given: dict[str, Any]) -> None:
             if one.page_size:
                 hidden[given["page_table"][sequence, seen // one.page_size], seen % one.page_size] = False
             else:
-                hidden[sequence, seen] = False
+                hidden[0 if one.one_cache else sequence, seen % (one.ring or one.max_len)] = False
         spoiled = np.broadcast_to(hidden[:, None, :, None], rows.shape if rows.ndim == 4 else (1, *rows.shape))
         rows[spoiled.reshape(rows.shape)] = 127 if rows.dtype.kind == "i" else np.nan

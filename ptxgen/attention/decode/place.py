@@ -140,7 +140,8 @@ def _rows(
             b.op("cvt.u64.u32", row, kv_head)
         else:
             b.op("mul.wide.u32", row, kv_head, attention.cache.page_size)
-    elif sequence is not None:
+    elif attention.cache.batched:
+        assert sequence is not None
         index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
         b.op("mul.wide.u32", row, index, attention.cache.rows)
     else:

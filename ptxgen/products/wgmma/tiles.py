@@ -65,6 +65,7 @@ ENDED_CONVERTED = ("q4_k", "int4_g128", "q8_0")  # and of which weights that are
 LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
+HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
 OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -75,6 +76,7 @@ NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 # the same of weights of 16 bits where it differs: 64 rows by 64 tokens are slower than they are by this model
 IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}
 WHOLE_K = (104, 112)  # tokens with which no k is shared
+CONVERTED = {112: NONE}  # and of weights that are converted, before tokens of 16 bits
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of scales of rows
 IN_ROWS = {112: NONE}
 # and of so many with scales of blocks, all of them whole: the tiles whose scales a warp packs are the faster ones
@@ -130,6 +132,8 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tried = tried | IN_ROWS
         elif fields.get("activation") and str(fields.get("out_dtype", f32)) != f32.name:
             tried = tried | ACTIVATED_IN_BLOCKS[bool(fields.get("bias"))]
+    elif not few and fields.get("weights", "bf16") not in HALVES:
+        tried = tried | CONVERTED
     if not few and _plain(fields):
         tried = tried | IN_16_BITS
     if "tokens" in fields:  # then also what is never the fastest
@@ -163,7 +167,7 @@ def _tabled(spec: P, fields: dict[str, Any]) -> P:
 def _plain(fields: dict[str, Any]) -> bool:
     """Whether what is measured of few tokens holds: weights of 16 bits as they are, for rows."""
     return (
-        fields.get("weights", "bf16") in ("bf16", "f16")
+        fields.get("weights", "bf16") in HALVES
         and fields.get("precision") == "fast"
         and not fields.get("gated")
         and not fields.get("packed_out")
@@ -331,6 +335,19 @@ def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
             except SpecError:
                 return spec  # of the tokens that are given
     return spec
+
+
+def tokens_of_both(kernel: type[P], first: dict[str, Any], then: dict[str, Any], rows: int) -> int:
+    """Tokens of a tile with which a product and the one that reads the tiles that it leaves take the fewest cycles in
+    all, of those with which k may be shared: down wants that. 0 where none is legal for both."""
+    found: dict[int, float] = {}
+    for tokens in (count for count in OF_MANY if count > MOST_ROWS_FIRST and count not in WHOLE_K):
+        try:
+            pair = [best(kernel, {**fields, "tokens": tokens}, rows) for fields in (first, then)]
+        except SpecError:
+            continue
+        found[tokens] = sum(cycles(spec, rows) for spec in pair)
+    return min(found, key=lambda tokens: found[tokens], default=0)
 
 
 def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:

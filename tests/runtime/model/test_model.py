@@ -13,6 +13,7 @@ import pytest
 from ptxgen import CapacityError, SpecError
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import MultiHeadAttention, PackedGemm
+from ptxgen.models import decode_attention
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.text import Text
@@ -20,7 +21,6 @@ from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.model.sequenced import chunks
 from ptxgen.targets import target
 from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, N_TOKENS, PROMPT, expected_tokens, llama2c, random_weights, small_spec
@@ -28,6 +28,7 @@ from tests.tools.record_families import RECORD
 
 CHECKPOINT = Path(__file__).parents[4] / "shared" / "models" / "aidreams260K.bin"
 RECORDED = dict(np.load(RECORD))
+NO_FEW = {32: 0, 16: 0}
 CLOSE = {"f32": 3e-5, "f16": 3e-2}  # of logits around 10
 
 
@@ -293,15 +294,6 @@ def test_attention_from_host_caches(device: Device) -> None:
             model.attention_with_cache(q[-1], kv[0][:-1], kv[1][:-1], kv[0][-1], kv[1][-1], 3)
 
 
-def test_chunks_are_powers_of_two_and_exact() -> None:
-    for wrong in (0, 3, 4.0, "8"):
-        with pytest.raises(SpecError, match=r"Model.chunk: must be a power of two"):
-            Model(file_of("llama"), CpuDevice(), chunk=wrong)
-    assert list(chunks(21, 8)) == [(8, 0), (8, 8), (4, 16), (1, 20)]
-    for count in range(1, 70):
-        assert sum(rows for rows, _ in chunks(count, 16)) == count
-
-
 @pytest.mark.parametrize(
     ("family", "format"),
     [("llama", "bf16"), ("qwen2", "q8_0"), ("phi3", "f16"), ("qwen3", "f16"), ("olmo2", "q4_0"), ("smollm3", "f16")],
@@ -327,6 +319,7 @@ def test_prompts_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.Monk
     """Queries have 16 bits, and keys and values, too, in memory of one layer for all layers, where there is room for it
     and it is faster; what comes out is the same to the bit."""
     monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr(decode_attention, "FEW_QUERIES", NO_FEW)  # as longer prompts are attended
     file, options = file_of("llama", "bf16"), {"chunk": 8, "precision": "fast"}
 
     def prompt(widened: bool) -> tuple[np.ndarray, MemoryPlan]:
