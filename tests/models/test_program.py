@@ -10,7 +10,7 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.dtypes import f32, s32
-from ptxgen.kernels import Advance
+from ptxgen.kernels import Advance, PackedGemm
 from ptxgen.models.arena import ALIGN, lives, plan_arena
 from ptxgen.models.decode import STEPS, step_program
 from ptxgen.models.memory_plan import memory_plan, positions_at_once
@@ -155,3 +155,19 @@ def test_a_value_is_plain_data() -> None:
     assert program == again
     assert json.dumps([tensor.shape for tensor in program.tensors.values()])
     assert np.prod(program.tensors["tokens"].shape) == 1
+
+
+def test_down_reads_tiles_whose_tokens_suit_it() -> None:
+    """64 tokens are the fastest for gate and up alone, with 128 down takes less."""
+    wide = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    spec = small_spec("llama", head_dim=128, num_hidden_layers=2, **wide)
+    program = step_program(spec, "bf16", "prefill", rows=96, kv_dtype="f16", target="sm_90a", precision="fast")
+    alone = PackedGemm.best(
+        96, n=14336, k=4096, weights="bf16", gated=True, packed_out=True, activation="silu", precision="fast"
+    )
+    assert alone.tokens == 64
+    of_layer = {op.role: op.spec for op in program.ops if op.layer == 0}
+    for role in ("gate_up", "down_proj"):
+        spec_of_role = of_layer[role]
+        assert isinstance(spec_of_role, PackedGemm)
+        assert spec_of_role.tokens == 128

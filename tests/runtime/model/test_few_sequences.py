@@ -81,7 +81,8 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
     device = open_device("cuda") if mode == "cuda" else CpuDevice(mode=mode)
     batch = Model(file, device, "f32", chunk=1).batch(slots=slots)
     batch.cache.zero()
-    ops = [op for op in batch._step.program.ops if op.spec.kernel_name == "packed_gemm" and op.layer == 0]
+    multiply = ("packed_gemm", "packed_qkv_append")
+    ops = [op for op in batch._step.program.ops if op.spec.kernel_name in multiply and op.layer == 0]
     assert [op.spec.by_row for op in ops] == [True] * 4
     has_models_tokens(batch, file, slots, 3, "exact")
 
