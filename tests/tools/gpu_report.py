@@ -24,7 +24,7 @@ import ptxgen.parity as parity
 from benchmarks.report.sentence import in_a_sentence
 
 _real = parity.compare
-EXECUTOR = "executor: "  # names of comparisons with the executor begin so (tests/cuda/test_goldens.py)
+EXECUTOR = "test_golden_gives_what_the_executor_gives"  # of tests/cuda/test_goldens.py: what it compares
 
 
 class Compared(NamedTuple):
@@ -43,12 +43,14 @@ class Figures:
         self.seconds: Counter[str] = Counter()
         self.errors: dict[tuple[str, str], list[Compared]] = defaultdict(list)
         self._now = ""
+        self._against = ""
 
     def pytest_runtest_setup(self, item: Any) -> None:
         self._now = f"{item.path.parent.name}/{item.path.stem.removeprefix('test_')}"
         file = item.callspec.params.get("file") if hasattr(item, "callspec") else None
         if file is not None:
             self._now = str(file).split("/")[1]
+        self._against = "executor" if item.originalname == EXECUTOR else "reference"
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         name = report.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
@@ -61,8 +63,7 @@ class Figures:
         verdict = _real(name, *rest)
         if not math.isfinite(verdict.limit):  # the test looks at the results by itself: infinities and NaNs
             return verdict
-        against = "executor" if name.startswith(EXECUTOR) else "reference"
-        self.errors[self._now, against].append(Compared(float(verdict.error), float(verdict.limit)))
+        self.errors[self._now, self._against].append(Compared(float(verdict.error), float(verdict.limit)))
         return verdict
 
     def pytest_sessionfinish(self, session: Any) -> None:
@@ -135,9 +136,11 @@ def document() -> Iterable[str]:
         ("reference", "Results against their references (float64 NumPy), as ‖got − want‖ / ‖want‖"),
         ("executor", "The goldens on the GPU against the same text on the CPU executor"),
     ):
+        shown = [row for row in rows if row["case"].get("against") == against]
+        if not shown:
+            continue
         yield f"\n## {title}\n"
         yield "| | comparisons | exact | largest error | of its limit |\n| --- | --- | --- | --- | --- |"
-        shown = [row for row in rows if row["case"].get("against") == against]
         for row in shown:
             error = f"{row['largest_error']:.2g}" if math.isfinite(row["largest_error"]) else "—"
             figures = f"{error} | {row['of_limit']:.2g}"
@@ -145,24 +148,25 @@ def document() -> Iterable[str]:
         if not all(math.isfinite(row["largest_error"]) for row in shown):
             yield "\n—: this run counted tests, too, whose results must not be finite, and which look at these by"
             yield "themselves; the largest of the other errors was not kept, their share of the limit was."
-    yield from outcomes(first["date"])
+    yield from outcomes(first["date"], first["commit"])
     yield from others()
 
 
-def outcomes(since: str) -> Iterable[str]:
-    """Runs of a later day that kept their outcome only: their tests were run by pytest alone."""
+def outcomes(since: str, commit: str) -> Iterable[str]:
+    """Runs of that day or later, of other commits, that kept their outcome only: pytest alone ran their tests."""
     from benchmarks.report.rows import RESULTS, runs
 
     if not (RESULTS / "gpu_suite_outcome.jsonl").is_file():
         return
-    later = [row for (row,) in runs("gpu_suite_outcome").values() if row["date"] > since]
+    found = [row for (row,) in runs("gpu_suite_outcome").values()]
+    later = [row for row in found if row["date"] >= since and row["commit"] != commit]
     if later:
         yield "\n## Later runs, of which only the outcome was kept\n"
-        yield "| date | commit | passed | failed | skipped | seconds | skipped for want of |"
-        yield "| --- | --- | --- | --- | --- | --- | --- |"
+        yield "| date | commit | command | passed | failed | skipped | seconds | skipped for want of |"
+        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for r in later:
         counts = f"{r['passed']} | {r['failed']} | {r['skipped']} | {r['seconds']:.0f}"
-        yield f"| {r['date']} | {r['commit']} | {counts} | {r['why_skipped']} |"
+        yield f"| {r['date']} | {r['commit']} | `{r['case']['command']}` | {counts} | {r['why_skipped']} |"
 
 
 def others() -> Iterable[str]:
