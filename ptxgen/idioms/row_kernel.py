@@ -113,7 +113,7 @@ class Rows:
     @contextmanager
     def each(self, fragment: str, title: str = "", *, more: str) -> Iterator[None]:
         """A fragment of what is done in each pass: it takes a pass up, and goes to the next. The template places it in
-        `passes("name", more)`, where the predicate `more` says that there is another (none where one takes the row)."""
+        `loop("name", more)`, where the predicate `more` says that there is another (none where one takes the row)."""
         with self.b.fragment(fragment, title):
             self.step()
             yield

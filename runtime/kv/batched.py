@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
+from ptxgen.lines.words import counted
 from ptxgen.models.attention import program_of
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.step import Step
@@ -153,13 +154,14 @@ class BatchedKvCache:
         need, there = fixed + whole * count, self.device.memory().available + self.nbytes
         if not need > there > 0:  # 0: the system does not say
             return
+        what, narrower = counted(batch, "sequence"), "elements of fewer bytes"
         if self._n_pages:
-            what, fitting = f"{batch} sequences and {count} pages", max(0, there - fixed) // whole
-            fit = f"n_pages={fitting}" if fitting else "fewer sequences"
+            what, fitting = f"{what} and {counted(count, 'page')}", max(0, there - fixed) // max(whole, 1)
+            fit = f"n_pages={fitting}" if whole and fitting else "fewer sequences" if batch > 1 else narrower
         else:
-            what, fitting = f"{batch} sequences of {self.max_len} positions", batch * there // need
-            fit = f"about {fitting} of them" if fitting else "a smaller max_len"
-        said = f"{what} need {need:,} bytes, and {self.device.name} has about {there:,} free"
+            what, fitting = f"{what} of {self.max_len} positions", batch * there // need
+            fit = f"about {fitting} of them" if fitting else "a smaller max_len" if whole else narrower
+        said = f"caches for {what} need {need:,} bytes, and {self.device.name} has about {there:,} free"
         raise CapacityError(f"{label}: {said}; {fit} would fit; nothing was changed")
 
     @property

@@ -74,16 +74,16 @@ class PlainNorm(RowKernel, KernelType):
 
 
 PLAIN_NORM = """{% extends "entry.ptx.j2" %}
-{% from "flow.ptx.j2" import passes, reduce %}
+{% from "flow.ptx.j2" import loop, reduce %}
 {% block body %}
 {{ locate }}
 {{ begin }}
-{% call passes("squares", more_squares) %}
+{% call loop("squares", more_squares) %}
 {{ load }}
 {% endcall %}
 {{ reduce(squares) }}
 {{ mean }}
-{% call passes("outputs", more_outputs) %}
+{% call loop("outputs", more_outputs) %}
 {{ scale }}
 {% endcall %}
 {% endblock %}
@@ -137,11 +137,11 @@ class HalfGemv(KernelType):
 
 
 HALF_GEMV = """{% extends "entry.ptx.j2" %}
-{% from "flow.ptx.j2" import passes, when %}
+{% from "flow.ptx.j2" import loop, when %}
 {% block body %}
 {{ locate }}
 {% call when(inside, "row_exists") %}
-{% call passes("columns", again) %}
+{% call loop("columns", again) %}
 {{ multiply }}
 {% endcall %}
 {{ finish }}
@@ -174,10 +174,10 @@ class Halves(RowKernel, KernelType):
 
 
 HALVES = """{% extends "entry.ptx.j2" %}
-{% from "flow.ptx.j2" import passes %}
+{% from "flow.ptx.j2" import loop %}
 {% block body %}
 {{ locate }}
-{% call passes("halves", more) %}
+{% call loop("halves", more) %}
 {{ subtract }}
 {% endcall %}
 {% endblock %}
@@ -210,11 +210,11 @@ class Largest(RowKernel, KernelType):
 
 
 LARGEST = """{% extends "entry.ptx.j2" %}
-{% from "flow.ptx.j2" import passes, reduce %}
+{% from "flow.ptx.j2" import loop, reduce %}
 {% block body %}
 {{ locate }}
 {{ begin }}
-{% call passes("elements", more) %}
+{% call loop("elements", more) %}
 {{ compare }}
 {% endcall %}
 {{ reduce(of_the_row) }}

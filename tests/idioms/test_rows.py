@@ -53,7 +53,7 @@ def copies(share: RowShare, source: DType, target: DType) -> Idiom:
     )
 
 
-BODY = '{{ locate }}\n{% call passes("row", again) %}\n{{ copy }}\n{% endcall %}'
+BODY = '{{ locate }}\n{% call loop("row", again) %}\n{{ copy }}\n{% endcall %}'
 
 
 @pytest.mark.parametrize("dim", DIMS)

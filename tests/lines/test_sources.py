@@ -130,9 +130,9 @@ def test_lines_of_macros_keep_the_line_of_the_kernels_template_that_called_them(
 
     assert places("bar.sync") == expected("reduce(squares)", "bar.sync 0")
     assert places("shfl.sync") == expected("reduce(squares)", "parts.leave")
-    again = flow_line("{% macro passes") + 6
+    again = flow_line("{% macro loop(") + 9
     for loop in ("squares", "outputs"):
-        assert places(f"bra ${loop}") == (expected(f'passes("{loop}"', "")[0], f"templates/flow.ptx.j2:{again}")
+        assert places(f"bra ${loop}") == (expected(f'loop("{loop}"', "")[0], f"templates/flow.ptx.j2:{again}")
     assert places("rsqrt")[1] == "None"
     assert places("%x_at+")[1] == "None", "what stands in a call's block is not called"
 

@@ -74,6 +74,14 @@ def test_another_head_that_a_tied_model_holds_is_used_with_a_warning(tmp_path: P
     assert (model.values("lm_head") == arrays["lm_head.weight"]).all()
 
 
+def test_a_head_in_another_type_is_said_to_be_that(tmp_path: Path) -> None:
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
+    arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].astype(np.float16)
+    with pytest.warns(ConfigWarning, match=r"is stored as F16 \[131, \d+\], not as F32 \[131, \d+\]: logits are"):
+        model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
+    assert (model.values("lm_head") == arrays["lm_head.weight"]).all()
+
+
 @pytest.mark.parametrize("prefix", ["", "language_model."])
 def test_a_head_that_is_the_embedding_once_more_is_not_kept_twice(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from tests.support.devices import ExecutorDevice
 
 _NUMBER = count()
 _SKELETON = """{{% extends "entry.ptx.j2" %}}
-{{% from "flow.ptx.j2" import when, loop, passes, barrier, reduce, cluster_arrive, cluster_wait %}}
+{{% from "flow.ptx.j2" import when, loop, barrier, reduce, cluster_arrive, cluster_wait %}}
 {{% block body %}}
 {body}
 {{% endblock %}}

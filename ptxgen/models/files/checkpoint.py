@@ -85,7 +85,7 @@ def _quantization(config: Any) -> dict[str, Any]:
 
 def _with_head(folder: Path, spec: ModelSpec, stored: dict[str, Stored]) -> ModelSpec:
     """The model with the head and the bias of the logits that its files have. Of a model with tied embeddings a head
-    that is the embedding once more is left out of `stored`; another one is used, with a warning, as by transformers."""
+    that is the embedding once more, in the same type, is left out of `stored`; another one is used, with a warning."""
     parts = {name: one for one in stored.values() if (name := _OUTER.sub("", one.name)) in _ENDS}
     head, embedding = parts.get("lm_head.weight"), parts.get("embed_tokens.weight")
     spec = replace(spec, head_bias="lm_head.bias" in parts)
@@ -94,7 +94,12 @@ def _with_head(folder: Path, spec: ModelSpec, stored: dict[str, Stored]) -> Mode
     if embedding is not None and _same(head, embedding):
         del stored[head.name]
         return spec
-    said = f"{folder / 'config.json'}: tie_word_embeddings: says that {head.name} is the embedding, and it differs"
+    said = f"{folder / 'config.json'}: tie_word_embeddings: says that {head.name} is the embedding"
+    if embedding is not None and (head.type, head.shape) != (embedding.type, embedding.shape):
+        here, there = (f"{one.type} {list(one.shape)}" for one in (head, embedding))
+        said += f", and it is stored as {here}, not as {there}"
+    else:
+        said += ", and it differs"
     warnings.warn(f"{said}: logits are its products", ConfigWarning, stacklevel=2)
     return replace(spec, tied=False)
 

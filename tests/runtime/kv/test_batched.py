@@ -162,7 +162,9 @@ def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) 
     batched.set_length(0, 5)
     where = batched.buffers(0)["k_cache"].pointer
     short = rf"need [\d,]+ bytes, and {device.name} has about [\d,]+ free; about \d+ of them would fit; nothing was"
-    with pytest.raises(CapacityError, match=rf"BatchedKvCache.resize: 2147483648 sequences of \d+ positions {short}"):
+    with pytest.raises(
+        CapacityError, match=rf"BatchedKvCache.resize: caches for 2147483648 sequences of \d+ positions {short}"
+    ):
         batched.resize(1 << 31)
     assert (batched.allocated, batched.batch, batched.length(0), batched.generation) == (True, 2, 5, 0)
     assert batched.buffers(0)["k_cache"].pointer == where
@@ -172,7 +174,9 @@ def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) 
 def test_caches_that_do_not_fit_take_no_memory(device: Device, page: int) -> None:
     cache = KvCache(device, 2, 4, 2, 64, 1 << 12)
     used, most = device.memory().used, device.memory().available // cache.nbytes
-    with pytest.raises(CapacityError, match=rf"^BatchedKvCache: {2 * most} sequences of 4096 .*; about \d+ of them"):
+    with pytest.raises(
+        CapacityError, match=rf"^BatchedKvCache: caches for {2 * most} sequences of 4096 .*; about \d+ of them"
+    ):
         BatchedKvCache(cache, 2 * most, page_size=page)
     assert device.memory().used == used
 
@@ -184,6 +188,22 @@ def test_growth_counts_the_page_table() -> None:
     with pytest.raises(CapacityError, match=r"4 pages need .*; fewer sequences would fit"):  # 8 a slot, 16 a layer, 12
         batched.resize(1 << 20)
     assert batched.allocated
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "would"),
+    [
+        (6, {"page_size": 16, "n_pages": 9999}, "6 sequences and 9999 pages .*; fewer sequences would"),
+        (1, {"page_size": 16, "n_pages": 9999}, "1 sequence and 9999 pages .*; elements of fewer bytes would"),
+        (1, {}, "1 sequence of .*; elements of fewer bytes would"),
+    ],
+)
+def test_rings_that_do_not_fit_need_no_pages(batch: int, given: dict[str, int], would: str) -> None:
+    device, binding = fake_device()
+    cache = KvCache(device, 2, 4, 2, 64, 1 << 12, windows=(512, 512))
+    binding.free_bytes = cache.nbytes // 2
+    with pytest.raises(CapacityError, match=would):
+        BatchedKvCache(cache, batch, **given)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +227,9 @@ def test_not_even_one_sequence_fits() -> None:
     device, binding = fake_device()
     cache = KvCache(device, 2, 4, 2, 64, 1 << 12)
     binding.free_bytes = cache.nbytes // 2
-    with pytest.raises(CapacityError, match=r"1 sequences of 4096 positions need .*; a smaller max_len would fit"):
+    with pytest.raises(
+        CapacityError, match=r"caches for 1 sequence of 4096 positions need .*; a smaller max_len would fit"
+    ):
         BatchedKvCache(cache, 1)
 
 
