@@ -23,6 +23,8 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
+# Rows of the steps that stand for all of their kind: a prompt's are few, or many, which have other kernels.
+ROWS = {"decode": (1,), "batch": (2,), "prefill": (2, 512)}
 # Specs do not depend on capacities: those of one token of one sequence.
 _ONE = {"rows": 1, "batch": 1, "n_tokens": 1, "pages": 1}
 
@@ -104,13 +106,17 @@ def whole_plan(
     model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, form: CacheForm | None = None
 ) -> tuple[Step, ...]:
     """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
-    sequence, to decode several, and to take up a prompt. Activations are f32. `form` says of pages and rings: where
-    batches keep pages, there is attention of prompts over these, too.
+    sequence, to decode several, and to take up a prompt, of `ROWS` rows. Activations are f32. `form` says of pages and
+    rings: where batches keep pages, there is attention of prompts over these, too.
 
     Raises `SpecError` with every reason when one of them cannot be had.
     """
     where, form = parse_target(target), form or CacheForm()
-    uses = [Use(step, (), whole_program(model, weights, where, kv_dtype, step, form)) for step in STEPS]
+    uses = [
+        Use(step, (), whole_program(model, weights, where, kv_dtype, step, form, min(rows, model.shape.max_len)))
+        for step in STEPS
+        for rows in ROWS[step]
+    ]
     if form.page_size:
         for kind in model.shape.kinds:
             attention = Attention.of(model.shape, kind, "f32", kv_dtype or model.shape.dtype)
@@ -126,13 +132,14 @@ def whole_program(
     kv_dtype: str | None = None,
     step: str = "decode",
     form: CacheForm | None = None,
+    rows: int = 1,
 ) -> Program:
-    """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
+    """A step of so many rows of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
     where, form = parse_target(target), form or CacheForm()
     paged = step == "batch" and form.page_size > 0
     pages: dict[str, Any] = {"page_size": form.page_size, "page_layout": form.page_layout, "pages": 1} if paged else {}
     return step_program(
-        model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
+        model, weights, step, rows=rows, kv_dtype=kv_dtype or model.shape.dtype,
         target=where.name, programmatic=where.includes_any(("sm_90",)),
         rings=0 if paged else form.rings, **pages,
     )  # fmt: skip
