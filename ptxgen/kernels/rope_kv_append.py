@@ -80,7 +80,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     head_scales: bool = field(default=False, like=HEAD_SCALES)
     qk_norm: bool = field(
         default=False,
-        draws=lambda drawn: tuple({False, norms_heads(drawn["head_dim"], drawn["style"])}),
+        draws=lambda drawn: tuple({False, norms_heads(drawn["head_dim"], drawn.get("style", "neox"))}),
         doc="heads of q and k are normalised first",
     )
     eps: float = field(default=1e-6, like=EPS, doc="added to the mean of squares of qk_norm")

@@ -50,7 +50,7 @@ class Figures:
         file = item.callspec.params.get("file") if hasattr(item, "callspec") else None
         if file is not None:
             self._now = str(file).split("/")[1]
-        self._against = "executor" if item.originalname == EXECUTOR else "reference"
+        self._against = "executor" if getattr(item, "originalname", "") == EXECUTOR else "reference"
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         name = report.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")

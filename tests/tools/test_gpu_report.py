@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from ptxgen.parity import LIMITS
-from tests.cuda import test_goldens
-from tests.tools.gpu_report import Compared, Figures, document
+from tests.tools.gpu_report import EXECUTOR, Compared, Figures, document
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-report.md"
-GOLDENS = "tests/cuda/test_goldens.py"
+GOLDENS = Path(__file__).resolve().parents[1] / "cuda" / "test_goldens.py"
 
 
 def test_the_page_is_what_the_rows_say() -> None:
@@ -32,11 +31,9 @@ def test_figures_of_other_processes_are_added() -> None:
 def test_figures_are_kept_by_file_and_by_kernel_type() -> None:
     figures = Figures()
     golden = SimpleNamespace(params={"file": "sm_80/rope/some.ptx"})
-    for test in (
-        test_goldens.test_golden_matches_its_reference,
-        test_goldens.test_golden_gives_what_the_executor_gives,
-    ):
-        figures.pytest_runtest_setup(SimpleNamespace(path=Path(GOLDENS), callspec=golden, originalname=test.__name__))
+    assert f"def {EXECUTOR}(" in GOLDENS.read_text(encoding="utf-8")
+    for test in ("test_golden_matches_its_reference", EXECUTOR):
+        figures.pytest_runtest_setup(SimpleNamespace(path=GOLDENS, callspec=golden, originalname=test))
         figures.compare("q", np.ones(4, np.float32), np.full(4, 1.000001, np.float32), LIMITS["f32"])
     figures.pytest_runtest_setup(SimpleNamespace(path=Path("tests/cuda/test_gpu.py"), originalname="test_x"))
     figures.compare("x", np.ones(4, np.int32), np.ones(4, np.int32), 0.0)
