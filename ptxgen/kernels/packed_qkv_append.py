@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, bf16, f32
-from ptxgen.idioms import kv_cache
-from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
-from ptxgen.kernel import KernelType, Reading, Spread, kernel_type
+from ptxgen.kernel import Reading, Spread, kernel_type
 from ptxgen.kernels.packed_gemm import PackedGemm
-from ptxgen.launch import Launch, Param, buffer
 from ptxgen.parity import LIMITS
-from ptxgen.products.heads import HEADS, head_rules
+from ptxgen.products.heads import HEADS
+from ptxgen.products.qkv_append import AppendedProduct
 from ptxgen.products.wgmma.heads import HeadResults
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
-from ptxgen.spec.legality import draft
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ptxgen.builder import Builder
-    from ptxgen.targets import Target
 
 # fields of the product that mean here what they mean there
 OF_PRODUCT = (
@@ -35,7 +28,7 @@ OF_PRODUCT = (
 
 
 @kernel_type
-class PackedQkvAppend(KernelType):
+class PackedQkvAppend(AppendedProduct):
     """Compute weight · x, rotate q and k, and append k and v to every KV head's caches, for many tokens, each of a
     sequence of its own.
 
@@ -119,93 +112,13 @@ class PackedQkvAppend(KernelType):
         ),
     )  # fmt: skip
 
-    # what a cache's idioms and a rotation ask of a spec
-    batched, indirect, style = True, False, "norm"
+    product_type, results, q_align = PackedGemm, HeadResults, 16
 
-    def rules(self) -> Iterator[str]:
-        yield from head_rules(self)
-        yield from rules.one_of("heads", self.heads, tuple(HEADS))
-        product: type[KernelType] = PackedGemm
-        for reason in draft(product, self._product_fields())[1]:
-            known = reason.partition(":")[0] in self.__dataclass_fields__
-            yield reason if known else f"k: the product's {reason}"
-
-    def target_rules(self, target: Target) -> Iterator[str]:
-        yield from self.product.target_rules(target)
-
-    @property
-    def n(self) -> int:
-        """Rows of q, k and v."""
-        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
-
-    @property
-    def rows_of(self) -> range:
-        """Which of them these are."""
-        ends = [0, (self.n_heads + self.n_kv_heads) * self.head_dim, self.n]
-        first, last = HEADS.get(self.heads, HEADS["qkv"])
-        return range(ends[first], ends[last])
-
-    def _product_fields(self) -> dict[str, Any]:
-        return {"n": len(self.rows_of), **{name: getattr(self, name) for name in OF_PRODUCT}}
-
-    @property
-    def product(self) -> PackedGemm:
-        """The product alone."""
-        return PackedGemm(**self._product_fields())
-
-    @property
-    def rotation(self) -> rotary.Rotation:
-        """Which elements rotate, by which angles."""
-        return rotary.Rotation.of(self)
+    def product_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OF_PRODUCT}
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
         """As exact as the product, the hardware's sine, and in a cache its elements."""
         (of_product,) = self.product.readings("out", values)
         limits = (of_product.limit or 0.0, LIMITS["f32"], LIMITS["f32" if output == "q" else self.kv_dtype.name])
         yield Reading(output, values, max(limits))
-
-    def params(self) -> tuple[Param, ...]:
-        q = buffer("q", f32, "rows", self.n_heads, self.head_dim, access="out", align=16)
-        given = [param for param in self.product.params() if param.name != "out"]
-        queries = [] if self.heads == "v" else [q]
-        return (*given, *queries, *kv_cache.cache_params(self), kv_cache.position_param(True, False))
-
-    def launch(self, target: Target) -> Launch:
-        return self.product.launch(target)
-
-    def template(self, target: Target) -> str:
-        return self.product.template(target)
-
-    def build(self, b: Builder) -> None:
-        product = self.product
-        b.expose(spec=product)
-        product.build_with(b, partial(HeadResults, heads=self, first=self.rows_of.start), releases=not self.holds)
-
-    # -- example and reference -----------------------------------------------------------------------------------------
-
-    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        written = lengths.written_rows(self.max_len, True, sizes, self.ring)
-        return {**super().ranges(sizes), **written, "n_rows": (0, sizes["rows"])}
-
-    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return {**self.product.given(rng, sizes), **kv_cache.given(self, rng, sizes)}
-
-    def reference(self, **a: Any) -> dict[str, np.ndarray]:
-        import numpy as np
-
-        out: dict[str, np.ndarray] = {name: a[name].copy() for name in ("q", "k_cache", "v_cache") if name in a}
-        own = slice(self.rows_of.start, self.rows_of.stop)
-        rows, count = len(a["positions"]), int(np.ravel(a["n_rows"])[0])
-        given = {param.name: a[param.name] for param in self.product.params() if param.name in a}
-        made = np.zeros((rows, self.n), np.float32)
-        made[:, own] = self.product.reference(out=made[:, own], **given)["out"]
-        q, k, v = np.split(made.reshape(rows, -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
-        there = np.arange(rows) < count
-        positions = np.where(there, a["positions"], -1).astype(np.int64)
-        appended = {"k": rotary.rotate_rows(self.rotation, k, positions), "v": v}
-        appended = {name: each for name, each in appended.items() if name in self.heads}
-        kv_cache.append_rows(self, out, appended, positions, a)
-        if self.heads == "v":
-            return out
-        rotated = rotary.rotate_rows(self.rotation, q, np.asarray(a["positions"], np.int64)).astype(np.float32)
-        return {**out, "q": np.where(there[:, None, None], rotated, a["q"])}
