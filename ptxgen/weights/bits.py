@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,6 +80,16 @@ def byte_to_f16(b: Builder, out: Reg, word: Reg, byte: int, less: int) -> None:
     b.op("add.rn.f16x2", out, out, constant(b, f"less_half_{less}", pair_of_f16(-1024 - less)))
 
 
+def each_nibble(b: Builder, out: Sequence[Reg], word: Reg, shifted: Reg) -> Iterator[tuple[int, Reg]]:
+    """A word's nibbles in registers of two, in their own bits, even columns before odd ones: 0 and those of the lower
+    halves of bytes (row g), then 1 and those of the upper ones (row g + 8). `shifted`: a register for odd columns."""
+    for odd in (0, 1):
+        if odd:
+            word = b.op("shr.u32", shifted, word, 8)
+        for half, mask in enumerate((0x000F000F, 0x00F000F0)):
+            yield half, b.op("and.b32", out[2 * odd + half], word, mask)
+
+
 def nibbles_to_f16(b: Builder, out: Sequence[Reg], word: Reg, less: Sequence[Reg]) -> None:
     """A chunk's nibbles as an A fragment in f16, even columns of a lane before odd ones, exactly, plus `less`, which
     hold −1024 − n (row g) and −64 − n (row g + 8) twice.
@@ -87,17 +97,12 @@ def nibbles_to_f16(b: Builder, out: Sequence[Reg], word: Reg, less: Sequence[Reg
     0x6400 with a nibble in its lower bits is 1024 + code, with one above these 1024 + 16 · code.
     """
     shifted, sixteenth = convert.scratch(b, "odd_nibbles", "b32"), constant(b, "sixteenth_pair", pair_of_f16(1 / 16))
-    for odd in (0, 1):
-        if odd:
-            word = b.op("shr.u32", shifted, word, 8)
-        for half, mask in enumerate((0x000F000F, 0x00F000F0)):
-            register = out[2 * odd + half]
-            b.op("and.b32", register, word, mask)
-            b.op("or.b32", register, register, 0x64006400)
-            if half:
-                b.op("fma.rn.f16x2", register, register, sixteenth, less[half])
-            else:
-                b.op("add.rn.f16x2", register, register, less[half])
+    for half, register in each_nibble(b, out, word, shifted):
+        b.op("or.b32", register, register, 0x64006400)
+        if half:
+            b.op("fma.rn.f16x2", register, register, sixteenth, less[half])
+        else:
+            b.op("add.rn.f16x2", register, register, less[half])
 
 
 def signed_to_f16(b: Builder, out: Sequence[Reg], words: Sequence[Reg]) -> None:

@@ -17,6 +17,7 @@ from ptxgen.weights.bits import (
     bytes_to_f16,
     bytes_to_f32,
     constant,
+    each_nibble,
     halves_to_f32,
     pair,
     pair_of_bf16,
@@ -95,14 +96,8 @@ def nibble_integers(
     times its smallest number, one in the upper half of a byte 16 times that; the scale is multiplied with it, exactly.
     `zeros`: the lane's own, as `sub_block_zeros` leaves them, which are subtracted."""
     factors, less = _factors(b, scales, chunk, NIBBLE_UNITS, zeros)
-    shifted = convert.scratch(b, "odd_nibbles", "b32")
-    for odd in (0, 1):
-        if odd:
-            word = b.op("shr.u32", shifted, word, 8)
-        for half, mask in enumerate((0x000F000F, 0x00F000F0)):
-            register = out[2 * odd + half]
-            b.op("and.b32", register, word, mask)
-            _times(b, register, factors[half], less[half])
+    for half, register in each_nibble(b, out, word, convert.scratch(b, "odd_nibbles", "b32")):
+        _times(b, register, factors[half], less[half])
 
 
 def byte_integers(
