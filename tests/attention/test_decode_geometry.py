@@ -23,7 +23,7 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
-from tests.support.decode_trials import GEOMETRIES, poison, spec
+from tests.support.attention.decode_trials import GEOMETRIES, poison, spec
 from tests.support.marks import needs_assembler
 
 # -- who shares a unit -------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import safetensors.numpy
 from ptxgen.errors import ConfigWarning, FileError
 from ptxgen.models.files import ModelFile, checkpoint, open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
-from tests.support.model_files import write_checkpoint, write_folder
-from tests.tools.record_families import RECORD
+from tests.support.models.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
+from tests.support.models.model_files import write_checkpoint, write_folder
+from tests.tools.record.families import RECORD
 
 RECORDED = dict(np.load(RECORD))
 TIE = 3e-5

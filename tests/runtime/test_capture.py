@@ -14,7 +14,7 @@ from ptxgen.kernels import ArgMax, IncrementalAttention, KvCacheScatter, RopeKvA
 from ptxgen.runtime import BatchedKvCache, Device, Executor, Graph, KvCache, Stream
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
-from tests.support.kv_caches import KINDS, spoil
+from tests.support.attention.kv_caches import KINDS, spoil
 
 MOST = 33  # positions of a small cache: more than two pages and two tiles
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}

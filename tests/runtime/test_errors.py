@@ -15,8 +15,8 @@ from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_devic
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.kv.strided import Blocks
-from tests.support.kv_caches import spoil
-from tests.support.kv_oracle import attention
+from tests.support.attention.kv_caches import spoil
+from tests.support.attention.kv_oracle import attention
 
 SHAPE = {"max_len": 16, "n_kv_heads": 2, "head_dim": 64}
 
