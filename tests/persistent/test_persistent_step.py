@@ -20,7 +20,7 @@ from ptxgen.models.reference import ReferenceModel
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.resident import resident
 from tests.support.models.array_file import ArrayFile

@@ -12,7 +12,7 @@ import pytest
 from ptxgen.kernels import ArgMax
 from ptxgen.runtime import Batch, Model, open_device
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.graph import Graph
+from ptxgen.runtime.core.launches.graph import Graph
 from tests.support.fake_cuda import fake_device
 from tests.support.models.array_file import ArrayFile
 from tests.support.models.families import random_weights, small_spec
