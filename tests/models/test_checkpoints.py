@@ -82,6 +82,15 @@ def test_a_head_in_another_type_is_said_to_be_that(tmp_path: Path) -> None:
     assert (model.values("lm_head") == arrays["lm_head.weight"]).all()
 
 
+def test_two_heads_under_two_prefixes_are_refused_as_that(tmp_path: Path) -> None:
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
+    for prefix in ("", "language_model."):
+        arrays[f"{prefix}lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
+    said = r"(language_model\.)?lm_head\.weight: stands there as (language_model\.)?lm_head\.weight, too"
+    with pytest.raises(FileError, match=said):
+        open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
+
+
 @pytest.mark.parametrize("prefix", ["", "language_model."])
 def test_a_head_that_is_the_embedding_once_more_is_not_kept_twice(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
