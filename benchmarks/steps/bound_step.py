@@ -15,9 +15,9 @@ from ptxgen.runtime.model.profile import op_bytes
 
 if TYPE_CHECKING:
     from ptxgen.models.program import Program
-    from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.graph import Graph
+    from ptxgen.runtime.core.launches.bound import BoundKernel
+    from ptxgen.runtime.core.launches.graph import Graph
     from ptxgen.runtime.core.step import Step
 
 SETTLE_SECONDS = 0.04  # see benchmarks.timing.gpu

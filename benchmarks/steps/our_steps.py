@@ -19,7 +19,7 @@ from benchmarks.steps.bound_step import Bound, graph_us, measure
 if TYPE_CHECKING:
     from ptxgen.runtime import Model
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.graph import Graph
+    from ptxgen.runtime.core.launches.graph import Graph
     from ptxgen.runtime.model.batch import Batch
 
 Case = dict[str, Any]

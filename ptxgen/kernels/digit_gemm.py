@@ -46,7 +46,7 @@ MOST_NORMED = 1 << 16  # outputs with `norm_out`: with more, offsets of digits a
 
 @kernel_type
 class DigitGemm(Weighted):
-    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x is packed by PackDigits.
+    """out = x · weightᵀ for the first n_rows tokens, a few, which PackDigits has packed; out f32 `[rows, n]`.
 
     x `[ceil(rows / 8), units, bytes of a unit]` (`ptxgen.products.bytes.layout`); weight as in Gemm. n_rows is a
     scalar, or `[1]` in device memory when `indirect`; rows from n_rows on are not written. Sums over the columns of one

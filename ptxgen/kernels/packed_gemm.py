@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @kernel_type
 class PackedGemm(PackedProduct):
-    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x is packed by PackTokens.
+    """out = x · weightᵀ for the first n_rows tokens, few or many, which PackTokens has packed; out f32 `[rows, n]`.
 
     x `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`; weight as in Gemm. n_rows is a scalar, or
     `[1]` in device memory when `indirect`; rows from n_rows on are not written. sm_90a.

@@ -18,8 +18,8 @@ import numpy as np
 
 from ptxgen.errors import ExecutionError, ExecutionNote, SpecError, VersionWarning
 from ptxgen.finding import Finding
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.module import Entry, Module
+from ptxgen.runtime.core.launches.module import Entry, Module
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.cpu.compile.entry import Entry as Described
 from ptxgen.runtime.cpu.device import CpuDevice, CpuFunction
 from ptxgen.runtime.tools.arguments import Argument, counted
