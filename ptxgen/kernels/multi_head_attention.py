@@ -188,7 +188,7 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, layout="heads", heads_inside=2, lse=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=48),
-        dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=200, fp8=True),
+        dict(head_dim=32, n_heads=4, n_kv_heads=1, kv_dtype="e4m3", max_len=200, fp8=True),
         dict(
             head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, batched=True, page_size=16, fp8=True,
         ),
