@@ -21,7 +21,7 @@ KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 OCTET = 8  # tokens of a group of accumulators
 VECTOR = 4  # outputs of a lane
-HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
+HALVES_TOGETHER = (32, 16, 8)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
@@ -154,12 +154,11 @@ class Geometry:
                 break
         of_whole = spec.parts * kind.records(spec.n) - spec.last_tiles * records // shape.groups
         groups = -(-of_whole // (records * shape.share)) * shape.share + spec.last_tiles
-        most = (registers.MOST_PROMOTED if spec.promotes else registers.MOST_SUMS)[shape.groups]
         promoted = registers.pieces(spec, tokens, shape, pipelined, factored)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
+            shape.tiles * scales, registers.most_sums(spec, shape), exact, *promoted, together, results, groups, halves,
+            spec.stream, turns, spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
             spec.scaled and bool(spec.activation) and spec.parts == 1, tight, bool(spec.norm),
         )  # fmt: skip
 
