@@ -39,12 +39,12 @@ BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
 ADDING, SUMS = {1: 0, 2: 450, 3: 2500, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
-# The same of 16-bit weights as they lie with more than 64 tokens, of one matrix fitted to 933 times of 214 products. By
+# The same of 16-bit weights as they lie with more than 64 tokens, of one matrix fitted to 1195 times of 404 products. By
 # matrices, warpgroups and whether each has two blocks of rows: 64 columns take so many cycles, so many for each of the
 # tensor cores', and so many at least.
 PACE = {
-    (1, 1, False): (8, 1.1, 340), (1, 1, True): (8, 1.1, 340), (1, 2, False): (120, 0.85, 500),
-    (1, 2, True): (180, 0.9, 0), (1, 3, False): (200, 0.81, 755), (2, 1, True): (15, 1.0, 365),
+    (1, 1, False): (5, 1.1, 340), (1, 1, True): (5, 1.1, 340), (1, 2, False): (120, 0.85, 470),
+    (1, 2, True): (180, 0.9, 0), (1, 3, False): (305, 0.7, 755), (2, 1, True): (15, 1.0, 365),
     (2, 2, True): (0, 1.0, 474), (2, 3, True): (0, 1.0, 600),
 }  # fmt: skip
 LONG_PACE = 323  # of one warpgroup's at least, where stages are long
@@ -57,9 +57,9 @@ SMALL_POWER, MANY_TURNS = 1.03, 3  # of gate and up in tiles that are not large,
 # launches, where whole launches are such tiles; with the last ones alone it did not show
 LONE_PAIR = 103
 START, BETWEEN, WRITING = 2500, 400, 1700  # to the first stage; of a tile; of a large tile's results of 16 bits
-SENDING = {1: 0, 2: 1300, 3: 3300, 4: 6400, 8: 13000}  # sums to others: of any tile
-SENT = {1: 0, 2: 6600, 3: 7000, 4: 5800, 8: 5800}  # of a large one
-IN_TURNS = {1: 1.26, 2: 1.03, 3: 1.03}  # of CTAs that share k and are not all there at once, by warpgroups
+SENDING = {1: 0, 2: 2200, 3: 3300, 4: 5700, 8: 15400}  # sums to others: of any tile
+SENT = {1: 0, 2: 4400, 3: 5000, 4: 5700, 8: 5700}  # of a large one
+IN_TURNS = {1: 1.25, 2: 1.04, 3: 1.04}  # of CTAs that share k and are not all there at once, by warpgroups
 BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
 MEETING_PLAIN = 6000  # of a launch whose CTAs share tokens
 SHARED_PLAIN, SHARED_LARGE = 0.995, 0.975  # what remains of a stage's there, of a few tokens and of more than 128
