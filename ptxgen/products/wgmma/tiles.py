@@ -39,9 +39,9 @@ BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
 ADDING, SUMS = {1: 0, 2: 450, 3: 2500, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
-# The same of 16-bit weights as they lie with more than 64 tokens, of one matrix fitted to 1195 times of 404 products. By
-# matrices, warpgroups and whether each has two blocks of rows: 64 columns take so many cycles, so many for each of the
-# tensor cores', and so many at least.
+# The same of 16-bit weights as they lie with more than 64 tokens; of one matrix fitted to 1195 times of 404 products.
+# By matrices, warpgroups and whether each has two blocks of rows: 64 columns take so many cycles, so many for each of
+# the tensor cores', and so many at least.
 PACE = {
     (1, 1, False): (5, 1.1, 340), (1, 1, True): (5, 1.1, 340), (1, 2, False): (120, 0.85, 470),
     (1, 2, True): (180, 0.9, 0), (1, 3, False): (305, 0.7, 755), (2, 1, True): (15, 1.0, 365),
