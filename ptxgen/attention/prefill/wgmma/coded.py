@@ -40,7 +40,7 @@ class CodedSoftmax(TileSoftmax):
     unseen_shift = 1e30  # the codes of the first scores that a row sees are too large
 
     def __init__(self, *of: Any, codes: Sequence[Sequence[Reg]], sums: Sequence[Reg]) -> None:
-        super().__init__(*of)
+        super().__init__(*of, limited=False)
         b, count = self.b, len(codes)
         self.codes, self.total = codes, list(sums)
         self.largest = b.array("largest_codes", "b32", count)
@@ -54,15 +54,14 @@ class CodedSoftmax(TileSoftmax):
     def build(self, tile_start: Reg, accumulators: Sequence[Sequence[Reg]]) -> None:
         """The same, and `guess`."""
         super().build(tile_start, accumulators)
-        b, raised = self.b, self.b.known("raised")
+        b = self.b
         with b.fragment("guess", "codes by the maxima that there are, and whether one is too small"):
             for row, scores in enumerate(self.scores):
                 b.op("mov.b32", self.largest[row], self.halves)
                 self._encode(row, scores, self.largest[row])
             for row in range(len(self.scores)):
                 self._look_above(row)
-            any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), *(low for low, _ in self.above))
-            b.op("vote.sync.any.pred", raised, any_row, -1)
+            self._vote([low for low, _ in self.above])
 
     def _look_above(self, row: int) -> None:
         """Whether one of a row's largest codes is beyond the top; part of an open fragment."""
@@ -77,7 +76,7 @@ class CodedSoftmax(TileSoftmax):
         self._look_above(row)
         self.b.op("mov.pred", raise_, self.above[row][0])
 
-    def exponentiate(self, row: int, scores: Sequence[Score]) -> None:
+    def exponentiate(self, row: int, scores: Sequence[Score], total: Reg) -> None:
         """Scores of a row to the codes of probabilities; after `shifts`, in its fragment."""
         self._encode(row, scores, None)
 

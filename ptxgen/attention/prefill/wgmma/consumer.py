@@ -8,7 +8,6 @@ from ptxgen.attention.prefill.wgmma.coded import CodedSoftmax
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.registers import (
     HIGH_WORD,
-    K_STEP,
     K_STEP_8,
     ROWS_8,
     STEPS_OF_COLUMN,
@@ -17,7 +16,8 @@ from ptxgen.attention.prefill.wgmma.registers import (
 )
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
-from ptxgen.attention.prefill.wgmma.tile import ONES, ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import K_STEP, ONES, ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.variants import has_first_maximum, is_limited
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -37,7 +37,8 @@ class Consumer(ConsumerRegisters):
             codes = [self.packed[row::2] for row in range(2)]
             self.softmax: TileSoftmax = CodedSoftmax(*of, codes=codes, sums=self.sums[::2])
         else:
-            self.softmax = TileSoftmax(*of)
+            limited = is_limited(dtype) and has_first_maximum(spec, tile, dtype)
+            self.softmax = TileSoftmax(*of, limited=limited)
 
     def build(self, smem: Reg) -> None:
         """All of them; `smem` is where shared memory begins."""
@@ -238,7 +239,7 @@ class Consumer(ConsumerRegisters):
             b.op(op, (*self.acc, *self.sums), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1)
             return
         v = self.descriptor("v_matrix", self.v_low, step * 2 * ROWS_8)
-        op = f"wgmma.mma_async.sync.aligned.m64n{self.spec.dim}k16.f32.{type}.{type}"
+        op = f"wgmma.mma_async.sync.aligned.m64n{self.tile.width}k16.f32.{type}.{type}"
         b.op(op, tuple(self.acc), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1, 1)
 
     def _pack(self) -> None:
