@@ -19,13 +19,11 @@ CACHES = {"exact": "f32", "fast": "f16"}  # 16-bit queries go with the latter
 CLOSE = {"exact": 2e-6, "fast": 2e-2}  # ‖logits − want‖ / ‖want‖
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "heads normed": ("qwen3", WIDE, "bf16"),
-    "heads normed, K-quants": ("qwen3", WIDE | {"hidden_size": 512, "head_dim": 128}, "q4_k"),
+    "heads normed": ("qwen3", WIDE | {"head_dim": 128}, "bf16"),
     "all rows of q and k normed": ("olmo2", WIDE, "q8_0"),
-    "normed and added": ("gemma2", WIDE | {"hidden_size": 640}, "q8_0"),
-    "heads normed, and added": ("gemma3_text", WIDE | {"head_dim": 256}, "bf16"),
+    "heads normed, and added": ("gemma3_text", WIDE | {"hidden_size": 640}, "q8_0"),
     "norms divided out": ("llama", WIDE | {"hidden_size": 960, "attention_bias": False}, "q8_0"),
-}  # fmt: skip
+}
 
 
 def off(got: np.ndarray, want: np.ndarray) -> float:
@@ -48,19 +46,17 @@ def test_logits(on: str, name: str, precision: str) -> None:
     model.prefill(tokens[PROMPT:])
     errors["few more"] = off(model.steps.logits.numpy()[0], reference.forward(tokens[PROMPT:])[-1])
     errors["token"] = off(model.forward(5), reference.forward([5])[-1])
+    prompts = [tokens[i : 2 + 3 * i] for i in range(4)]
+    wants: dict[tuple[int, ...], np.ndarray] = {}
     for slots in FORMS:
         batch, found = model.batch(slots), []
-        sequences = {
-            slot: [*prompt, token] for prompt in prompts_of(tokens, slots) for slot, token in [batch.join(prompt)]
-        }
+        joined = [(prompts[i % 4], *batch.join(prompts[i % 4])) for i in range(slots)]
         batch.step()
-        for slot, sequence in sequences.items():
-            reference.rollback(0)
-            found.append(off(batch.logits()[slot], reference.forward(sequence)[-1]))
+        for prompt, slot, token in joined:
+            sequence = (*prompt, token)
+            if sequence not in wants:
+                reference.rollback(0)
+                wants[sequence] = reference.forward(sequence)[-1]
+            found.append(off(batch.logits()[slot], wants[sequence]))
         errors[f"{slots} sequences"] = max(found)
     assert max(errors.values()) < CLOSE[precision], errors
-
-
-def prompts_of(tokens: list[int], count: int) -> list[list[int]]:
-    """So many prompts of four different lengths."""
-    return [tokens[i : i + 1 + 2 * (i % 4)] for i in range(count)]
