@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.report.schedule import Task, work_off
-from benchmarks.steps.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen
+from benchmarks.steps.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen, impls
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 # Batch and depth of transformers by process, in the order of compiling: a case of 32 layers compiles for 40 s or more.
 TRANSFORMERS = (((1, 128), (32, 512), (1, 4096)), ((8, 512), (8, 4096)))
-ROLES_DEPTH = 4096
+# Sequences and depth: of which models the time of each op is measured
+ROLES = {
+    (1, 4096): FIRST[::-1],
+    (8, 512): (("llama-3-8b", "bf16"), ("llama-3.2-1b", "bf16"), ("llama-3-8b", "q4_k_m")),
+}
 
 
 # the others -----------------------------------------------------------------------------------------------------------
@@ -123,9 +127,10 @@ def tasks(
     more = [pair for pair in MORE if chosen(pair, given)]
     yield from (one(ours, pair) for pair in more)
     yield from (several(pair, slots) for slots in (8, 32) for pair in more)
-    for pair in reversed(first):
-        work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
-        yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 8)
+    for (batch, depth), pairs in ROLES.items():
+        for pair, impl in itertools.product((pair for pair in pairs if chosen(pair, given)), impls(batch)):
+            work = functools.partial(ours.roles, *pair, batch, depth, impl)
+            yield Task(case_of(*pair, batch, depth), f"{impl} ops", work, 4)
 
 
 def main(run: Run, given: argparse.Namespace) -> None:

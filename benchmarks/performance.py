@@ -173,10 +173,11 @@ def starting() -> Iterable[str]:
         lines.append([what, *counts, f"{ratio:.3f}", *milliseconds, f"{after['ratio']:.2f}"])
     yield (
         f"## Imports and first texts beside commit {counted[0]['of']}\n\n"
-        "Of a process, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, counted by "
-        f"valgrind, and milliseconds of CPU time, medians of {timed[0]['case']['rounds']} processes of each in turn on "
-        "a machine with other work; their ratio is the median of neighbours' ratios. Times of the last line are of the "
-        "texts once more alone, instructions of all of the process. "
+        "What a process takes, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, "
+        f"counted by valgrind, and milliseconds of CPU time. Times are medians of {timed[0]['case']['rounds']} "
+        "processes of each, in turn, on a machine with other work; their ratio is the median of neighbours' ratios. "
+        "In the last line the time is that of generating the texts once more, the instructions are those of the whole "
+        "process. "
         f"Instructions: {_of(counted)}; times: {_of(timed)}.\n"
     )
     yield table(["what", "before, 10⁶", "now, 10⁶", "ratio", "before, ms", "now, ms", "ratio"], lines)

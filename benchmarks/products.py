@@ -84,7 +84,7 @@ def _pattern(name: str, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(run: Run, case: Case, target: str) -> None:
-    """One case, plain; for one token and a few shapes also programmatic, and with the loop without tensor cores."""
+    """One case, plain; one token also programmatic, and in a few shapes with the loop without tensor cores."""
     import torch
 
     m, n, k = case["m"], case["n"], case["k"]
@@ -92,7 +92,8 @@ def measure(run: Run, case: Case, target: str) -> None:
     spec = product_of(m, n, k, case["weights"], target)
     x = torch.randn(m, k, device="cuda")
     wanted = weights.product(x)
-    for impl in ("ptxgen", "programmatic", "fma") if m == 1 and (n, k) in FEW_SHAPES else ("ptxgen",):
+    impls = ["ptxgen", *(["programmatic"] if m == 1 else []), *(["fma"] if m == 1 and (n, k) in FEW_SHAPES else [])]
+    for impl in impls:
         chosen = dataclasses.replace(spec, programmatic=impl == "programmatic")
         with _without_tensor_cores() if impl == "fma" else nullcontext():
             if supports(chosen, target):

@@ -1,23 +1,25 @@
 """Where the time of a decode step goes: a row an op of a model's step, and the ends of its launches one by one.
 
     python -m benchmarks.step_ops --seconds 60                 measure on a GPU, print, append rows
-    python -m benchmarks.step_ops --models llama-3.2-1b --weights bf16 --batches 1,8
+    python -m benchmarks.step_ops --models llama-3.2-1b --weights bf16 --sizes 1x4096,8x512
     python -m benchmarks.step_ops --report [--run ID]          the tables of the last run, or of one
     python -m benchmarks.step_ops --plot [MODEL/WEIGHTS]       draw docs/images/decode_step.png from the last run
 
-`ends`: microseconds from the begin of the step's graph to the end of each of its launches, in their order: graphs of
-the first one, the first two and so on, each behind the launches of two layers, which are taken off again. So nothing is
-added to the step, and launches overlap as they do in it. `us`: what all launches of an op add there. `alone_us`: the
-same in a graph of nothing else. `bytes`: what they have to move. Batches are measured with precision="fast".
+`us`: what all launches of an op add to the step: differences of graphs that end with a launch and with the one before
+it, both behind the launches of two layers. So nothing is added to the step, and launches overlap as they do in it. Of a
+kernel with many launches the first ones are measured, and the others taken to be as long. `ends`: microseconds from the
+begin of the step to the end of each of its launches, in their order. `alone_us`: the launches of an op in a graph of
+nothing else. `bytes`: what they have to move. Batches are measured twice: "ptxgen-fast" has precision="fast".
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,10 @@ from typing import Any
 from benchmarks.cases.models import MIXES, MODELS
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, load
-from benchmarks.steps.bound_step import TIMELINE, measure
-from benchmarks.steps.our_steps import FIRST, MORE, Ours, case_of, chosen
+from benchmarks.steps.bound_step import TIMELINE
+from benchmarks.steps.our_steps import FIRST, MORE, Ours, chosen, impls
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "images" / "decode_step.png"
-DEPTH = 4096
 
 
 def measure_floor(run: Run) -> None:
@@ -131,29 +132,22 @@ def main(run: Run, given: argparse.Namespace) -> None:
     device = open_device("cuda")
     measure_floor(run)
     ours = Ours(run, run, device)
-    batches = [int(each) for each in given.batches.split(",")]
-    for (name, weights), batch in _wanted((*FIRST, *MORE), batches, lambda pair: chosen(pair, given)):
-        if time.monotonic() > ends:
-            return
-        began = time.monotonic()
-        bound, impl = ours.bound(name, weights, batch, given.depth)
-        measure(bound, run, case_of(name, weights, batch, given.depth), impl)
-        print(f"{name} {weights} {batch}: {time.monotonic() - began:.1f} s", flush=True)
-
-
-def _wanted(
-    pairs: Sequence[tuple[str, str]], batches: Sequence[int], chosen: Callable[[tuple[str, str]], bool]
-) -> Iterator[tuple[tuple[str, str], int]]:
-    for batch in batches:
-        yield from ((pair, batch) for pair in pairs if chosen(pair))
+    sizes = [tuple(map(int, each.split("x"))) for each in given.sizes.split(",")]
+    pairs = [pair for pair in (*FIRST, *MORE) if chosen(pair, given)]
+    for (batch, depth), (name, weights) in itertools.product(sizes, pairs):
+        for impl in impls(batch):
+            if time.monotonic() > ends:
+                return
+            began = time.monotonic()
+            ours.roles(name, weights, batch, depth, impl)
+            print(f"{name} {weights} {batch}x{depth} {impl}: {time.monotonic() - began:.1f} s", flush=True)
 
 
 OPTIONS = (
     ("--seconds", {"type": float, "default": 120.0, "help": "begin no step after so many (default: 120)"}),
     ("--models", {"help": f"only these of {', '.join(MODELS)}, separated by commas"}),
     ("--weights", {"help": f"only these of {', '.join(MIXES)}"}),
-    ("--batches", {"default": "1", "help": "sequences (default: 1)"}),
-    ("--depth", {"type": int, "default": DEPTH, "help": f"positions before the token (default: {DEPTH})"}),
+    ("--sizes", {"default": "1x4096", "help": "sequences by positions before the token (default: 1x4096)"}),
 )
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def _preparing() -> Iterator[None]:
 
     def work() -> None:
         with suppress(Exception):
-            for name in ("runtime.cuda.device", "generator", "runtime.core.kernel", "render"):
+            for name in ("runtime.cuda.device", "generator", "runtime.core.launches.kernel", "render"):
                 if failed.is_set():
                     return
                 import_module(f"ptxgen.{name}")

@@ -21,8 +21,8 @@ from ptxgen.weights import weight_format
 
 if TYPE_CHECKING:
     from ptxgen.runtime import Model
-    from ptxgen.runtime.core.buffer import Buffer
     from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.memory.buffer import Buffer
 
 ROWS = 64  # rows of a matrix that are drawn
 RECORD_ROWS = 16

@@ -97,8 +97,8 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Behind the best peer (best peer ÷ ours): {', '.join(words)}.\n"
     yield "### Every run of the grid\n"
     yield (
-        "Each on one H200; how fast that one is, the read of 134 MB shows. The first had torch's peers alone. From run "
-        "fd5cada4e67e on every measurement begins with 40 ms of replays that do not count.\n"
+        "Each run was on one H200; the read of 134 MB shows how fast that one is. The first run had only the peers in "
+        "torch. From run fd5cada4e67e on, every measurement begins with 40 ms of replays that do not count.\n"
     )
     heads = ["run", "commit", "read µs", "best peer ÷ ours", "least", "ours ÷ read", "programmatic"]
     yield table(heads, list(history()))

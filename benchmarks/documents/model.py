@@ -63,9 +63,10 @@ def whole_models() -> Iterable[str]:
     alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), newest_tokens("products", "pack")
     yield from _part(
         "Whole models: µs of a decode step",
-        "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
-        "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
-        "exact in f32, those of `ptxgen-fast` rounded to bf16; `ptxgen-persistent` is one launch. "
+        "Models have random weights in the shapes of real ones, and an f16 cache. `ptxgen`: products are as exact as "
+        "f32; `ptxgen-fast`: activations are rounded to bf16; `ptxgen-persistent`: the step is one launch. `host`: "
+        "what `forward_to_token` takes beyond the device, while other processes used the host's CPUs. `of the read`: "
+        "the time to read the same bytes ÷ ours. "
         f"{commits_of(steps)}",
         decode_step.table(steps),
     )
@@ -102,13 +103,17 @@ def whole_models() -> Iterable[str]:
     in_bytes = newest_tokens("products", e4m3_products.PACK)
     yield "## Products of many tokens in e4m3: µs as graph nodes, weights beyond the L2\n"
     yield (
-        "Tokens and weights in e4m3, results in bf16; no time counts the rounding of tokens, which is `pack-e4m3`. "
-        "`ptxgen`: launched programmatically; tensor cores add up all products, of blocks those of 128 columns; "
-        "`promoted`: f32 adds up the sums of every 128 columns; `row-scales`: of blocks of weights, scales of rows "
-        "of tokens, not of 128 columns. `cublas`: `torch._scaled_mm`, scales of rows; "
-        "`cublas-fast`: the same with `use_fast_accum=True`; `cublas-block`: `scaled_mm`, scales of 1 × 128 and "
-        "128 × 128. `error`: relative, against float64 of tokens before they were rounded; `of sums`: after, with what "
-        f"rounding to bf16 leaves. Geometric means of cuBLAS ÷ ours: {e4m3_products.ratios(in_bytes)}. "
+        "Tokens and weights are in e4m3, results in bf16. Rounding the tokens is not part of any time; it is "
+        "`pack-e4m3`.\n\n"
+        "- `ptxgen`: launched programmatically; the tensor cores' accumulators have the whole sum, with scales of "
+        "blocks those of 128 columns.\n"
+        "- `promoted`: the sums of every 128 columns are added up in f32.\n"
+        "- `row-scales`: weights have scales of blocks; tokens have one scale a row, not one for 128 columns.\n"
+        "- `cublas`: `torch._scaled_mm`, scales of rows; `cublas-fast`: the same with `use_fast_accum=True`; "
+        "`cublas-block`: `scaled_mm`, scales of 1 × 128 and 128 × 128.\n"
+        "- `error`: relative, against float64 of the tokens before they were rounded; `of sums`: of the rounded "
+        "tokens, so that it is the error of sums and of results in bf16.\n\n"
+        f"Geometric means of cuBLAS ÷ ours: {e4m3_products.ratios(in_bytes)}. "
         f"{runs_of_tokens(in_bytes)}\n"
     )
     yield e4m3_products.table(in_bytes) + "\n"
@@ -148,8 +153,8 @@ def one_launch() -> Iterable[str]:
     depths = sorted({depth for us in found.values() for depth in us})
     yield "## A step in one launch: µs beside the graph, bf16\n"
     yield (
-        f"`Model(…, persistent=True)`, one sequence. {_ahead(newest)} {commit_of(steps)} Other lines are of what was "
-        "tried: fields of `PersistentStep`, of which each model takes the last ones, and none, as it was then. "
+        f"`Model(…, persistent=True)`, one sequence. {_ahead(newest)} {commit_of(steps)} Lines with fields are what "
+        "was tried then: `PersistentStep` with these fields, of which each model takes the last ones, and without any. "
         f"{commit_of(tried)}\n"
     )
     lines = [[key[0], key[2], key[3], *(f"{us[d]:.0f}" if d in us else "" for d in depths), key[1]]
@@ -190,16 +195,17 @@ def where_the_time_goes() -> Iterable[str]:
     newest = newest_ops()
     yield "## Where the time of a token goes\n"
     yield (
-        "`in the step`: what a launch adds to the graph, from graphs that end with it, so that launches overlap as "
-        "they do; `alone`: in a graph of all its like and nothing else, where weights of less than 60 MB may come from "
-        "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
-        "one before: the gaps.\n"
+        "`in the step`: what a launch adds to the step's graph. It is the difference of two graphs, of which one ends "
+        "with the launch and the other before it, so that launches overlap as they do in the step. `alone`: the time "
+        "in a graph of such launches alone, where weights of less than 60 MB may come from the L2 cache. `read`: its "
+        "bytes at the rate of reading 2 GB. Where `alone` is less than `in the step`, the launch waits for the one "
+        "before it.\n"
     )
     yield (
-        "What is far from the read is small: a launch of less than 10 MB is latency, and five of them a layer follow "
-        "one another. Tried there: other geometries of products (the table of products of one token), other plans of "
-        "attention (`ptxgen tune`), and one launch for the whole step, which is ahead of two models alone, near an "
-        "empty cache (below).\n"
+        "Small launches are far from the read: with less than 10 MB a launch takes mostly latency, and five of them a "
+        "layer follow one another. Three things were tried: other geometries of products (the table of products of one "
+        "token), other plans of attention (`ptxgen tune`), and one launch for the whole step, which is faster for two "
+        "models only, near an empty cache (below).\n"
     )
     yield "![The launches of one token](images/decode_step.png)\n"
     for rows in newest:
@@ -227,31 +233,32 @@ PLAIN_FROM = 64e6  # bytes of bf16 from which the aim counts
 
 
 def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Products of one token against what is wanted of them, with the rows of the tuning table that a search found."""
-    one = [row for row in rows if row["case"]["m"] == 1]
-    floors = {json.dumps(row["case"]): row["us"] for row in one if row["impl"] == "floor"}
-    searched = (row for row in rows_alone("products", rows[0]["run"]) if "geometry" in row and row["impl"] == "ptxgen")
-    tuned = {json.dumps(row["case"]): row for row in searched}
+    """Products of one token, launched plainly and programmatically, against what is wanted of them."""
+    us: dict[str, dict[str, float]] = {}
+    for row in rows:
+        us.setdefault(json.dumps(row["case"]), {})[row["impl"]] = row["us"]
     lines = []
-    for row in one:
-        case, key = row["case"], json.dumps(row["case"])
+    for row in rows:
+        case, found = row["case"], us[json.dumps(row["case"])]
         aim = AIMS.get(case["weights"])
-        if row["impl"] != "ptxgen" or aim is None or (case["weights"] == "bf16" and row["bytes"] < PLAIN_FROM):
+        if case["m"] != 1 or row["impl"] != "ptxgen" or aim is None:
             continue
-        best = tuned.get(key, row)
-        share = floors[key] / best["us"]
-        way = best.get("geometry", "")
-        told = "" if round(share, 2) >= aim else "short"
+        if case["weights"] == "bf16" and row["bytes"] < PLAIN_FROM:
+            continue
+        ours = [found.get(impl) for impl in ("ptxgen", "programmatic")]
+        shares = [found["floor"] / each if each else 0.0 for each in ours]
         name, size = f"{case['n']}×{case['k']}", f"{row['bytes'] / 1e6:.1f}"
-        lines.append([case["weights"], name, size, f"{row['us']:.2f}", f"{best['us']:.2f}" if way else "", way,
-                      f"{share:.2f}", f"{aim:.2f}", told])  # fmt: skip
+        cells = [f"{each:.2f}" if each else "" for each in (*ours, found["floor"], *shares)]
+        told = "" if round(max(shares), 2) >= aim else "short"
+        lines.append([case["weights"], name, size, *cells, f"{aim:.2f}", told])
     yield "## Products of one token: share of the read, and what is wanted\n"
     yield (
-        "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
-        "warps of a CTA, tiles on their way, CTAs, and CTAs that share k where there are any. 1536×8960 has 96 records "
-        f"of 16 rows for 132 multiprocessors. {commit_of(rows)}\n"
+        "Graph nodes, launched plainly, and programmatically as every step of a model launches them; the read is "
+        "launched plainly. A case is `short` if neither of the two reaches the share that is wanted. 1536×8960 has 96 "
+        f"records of 16 rows for 132 multiprocessors. {commit_of(rows)}\n"
     )
-    heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
+    heads = ["weights", "N × K", "MB", "plain, µs", "programmatic, µs", "read, µs", "of the read, plain",
+             "programmatic", "wanted", ""]  # fmt: skip
     yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))
 
 
@@ -293,90 +300,6 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
 
 
-FEW_TOKENS = """The figures from here to the next heading were read off while kernels were made: single measurements on
-an H200, of which there are no rows in `benchmarks/results`.
-
-What was tried for 8, 16 and 32 tokens, µs of llama-3-8b's gate and up in Q4_K (the read: 17.1):
-
-- Sums of three digits one on the other in s32, and an f32 scale a span: 18.3 for 8 tokens. Integer scales, and one
-  conversion a tile: 17.3. Both 31 for 16: eight more tokens cost 100 cycles a tile and multiprocessor either way, and
-  products of 16 columns (Q6_K) 1.6 times as much.
-- 32 tokens in one CTA, with k in clusters of four: 68; twice 16, which reads the weights twice: 61; four times 8: 67.
-  Where such a product is one turn of CTAs (4096×4096), 32 in one CTA are faster: 14.5, 15.9 and 17.
-- One CTA for all of k, where its tokens fit, is 1.5 to 3.3 ahead of two that share it; but with as many units of tokens
-  as tiles to multiply (2048×5632, 8 tokens) two take 5.2 where one takes 8.7.
-- Clusters of 3, 5 and 7 CTAs wait for room: 45 where clusters of two take 21.
-- Integers on wgmma (`by_row`), 8, 16 and 32 tokens, exact: 22.6, 28.0, 33.4; as bytes, 18.7, 33.6, 64.5. So what does
-  not depend on tokens takes 17 of them, 180 cycles for 16 rows by 256 columns, of which instructions are 105 by
-  their number. Converting the next block of rows while a block's last products run changed nothing (33.7); CTAs of 256
-  rows took 40.4 (one round of their tiles leaves 20 multiprocessors idle), CTAs that share tokens 36.8.
-- In units of rows, rounded once (`fast`): 27.5 for 32 tokens; in bf16 36.1, of which weights' conversion is the most.
-
-What held 32 tokens back was the ring: beside 32 KB of tokens a stage, two CTAs a multiprocessor had two stages each.
-One CTA with four or five, exact (`fast`): 4096×14336 in Q4_K 20.2 instead of 31.1 (17.8, 24.4), in Q6_K 29.6 instead of
-41.8 (21.5, 27.2), 4096×4096 9.3 instead of 11.9; llama-3-8b's step of 32 sequences at depth 4096 7165 instead of 7710
-in one measurement (7242 in the rows, 7912 in those before), at 512 3787 instead of 4453. Beside that:
-
-- Gate and up in tiles of 256 rows, a block of 64 for each of four warpgroups, k shared out evenly: 7136, in tiles that
-  have all of k 7157, of 128 rows by two CTAs a multiprocessor 7243; two warpgroups with two blocks each 7112.
-- Nibbles as multiples of the smallest f16 number, by a mask and one product: 33.2 instead of 34.1 for 32 tokens, 20.3
-  instead of 22.4 for 8. Without conversions gate and up take 29.2, without their products 29.9, without tokens' copies
-  32.6, without either of the first 27.9 and 25.9; one, two and four warpgroups, one to four chunks a part and two to
-  four stages are within 10 %. An ncu profile shows no unit busier than the tensor cores, 47 %.
-- Clusters of four that are more than 30, and of eight more than 14, come in two rounds: 36 where clusters of two take
-  21 (4096×14336).
-- Four warpgroups pass registers on within what the CTA was launched with: 96 of each, so 112 beside 32, not 120.
-- The head (128256×4096, Q6_K): 193 in tiles of 192 rows whose k is shared out evenly, 227 before; `fast` 124.
-- bf16, 8 sequences at depth 512 (4202): 16 or 8 warps a CTA for gate and up, or for all products, 4203 to 4205; the
-  last product launched programmatically 4191.
-
-In batches of llama-3-8b at depth 4096 attention launched programmatically took 152 µs of the step where it takes 124
-alone. When the append ahead of it waits for the products' end, steps of 32, 16 and 8 sequences take 7286, 5024 and 3079
-instead of 8120, 5475 and 3287; at depth 512 they differ by 2 % and less. With fewer keys a position steps were longer:
-8 sequences at depth 512 of TinyLlama 1.1B 781 instead of 732, of Qwen2.5 1.5B 1165 instead of 1086 (mbarriers of
-DigitGemm that one thread makes are in that, too). So these two are launched as before since 5f60d4347848, whose rows
-are of the other way.
-
-Exact batches in bf16 of llama-3-8b, 8 sequences at depth 512: q, k and v in one product, and the last product of a
-layer not launched programmatically (36.9 µs so, 28.9 else), 4242 instead of 4584. In `fast` two CTAs that share k of
-gate and up take 57.0 where one takes 61.6. Twice transformers' speed would be 3980: 0.84 of the read.
-
-The same step on PackedGemm, `fast` (4154 to 4213 from run to run; its read 3404), and what was tried there, µs of the
-step:
-
-- Launches left out, the rest as it is (4213): packing for q, k and v 4188, for the product after attention 4222, for
-  gate and up 4158, the append 4160, attention 3978. What stands between products is hidden by weights that are asked
-  for before the wait; fusing all of it gains 3 % at most. Products alone, one after the other, take 56.6, 28.5, 13.9
-  and 10.8 where those of one token take 53.2, 27.9, 13.0 and 9.0.
-- Rings that leave room for a CTA of the next launch, the append launched programmatically (4149 with 11 of 12 stages
-  after attention): 8, 6 and 4 of 12 stages after attention 4136, 4119 and 4197, 9, 6 and 4 of 12 for `down_proj` 4116,
-  4332 and 4274, 2 of 3 for gate and up 4298 (4074 with 3), 5, 4 and 3 of 6 for q, k and v 4065, 4065 and 4164 (4074
-  with 6). At depth 4096 that step takes 5134 instead of 4961; without the append's part of it fewer stages gain nothing
-  (4150 to 4164, plain 4154).
-- Attention that begins beside a product has the L1 cache that the product's ring leaves, 28 KB. With 58 % of it for
-  shared memory (`PREFERRED_SHARED_MEMORY_CARVEOUT` of attention), 6 stages after it, 9 for `down_proj` and the append
-  launched programmatically, the step takes 4116 instead of 4205 at depth 512, 4942 instead of 5035 at 4096. One
-  measurement; launches cannot ask for that yet. Without the append's part 4211 to 4218; all launches with as much
-  shared memory as there is 4241 instead of 4211, all but attention 4215; with 32 sequences 4997 and 5020 instead of
-  4960.
-- k shared out evenly, in tiles of 64 or 128 rows: for gate and up 4161 to 4229, for q, k and v 4197 to 4277, for
-  `down_proj` 4172, after attention 4177 (each beside 4119 to 4213), for the head 4117 to 4124 (4117 without); clusters
-  of four for q, k and v 4200, gate and up by one CTA for all of k 4188, in tiles of 256 rows 4241.
-- A tile of k a stage instead of two: after attention 4164 instead of 4205, elsewhere 4197 to 4224. Of 32 sequences,
-  where gate and up then have five stages instead of two in each of two CTAs, 4871 instead of 4960 at depth 512, 8318
-  instead of 8396 at 4096: there it is so now; q, k, v and `down_proj` 4994.
-- Exact on PackedGemm 4444 to 4491 where Gemm takes 4263.
-
-64 tokens launched plainly, in bf16, are behind cuBLAS in small shapes whatever the tile (rows, CTAs that share k):
-2048×2048 7.65 (128 rows, 4) and 7.94 (64, 2) beside 6.72, 3072×2048 7.61 beside 6.94, 4096×4096 12.52 beside 11.91,
-16384×2048 20.3 beside 19.8; launched programmatically 5.31, 6.50, 11.17 and 18.09. 6144×4096 16.69 beside 16.93,
-28672×4096 62.3 beside 62.8, 2048×8192 13.40 beside 14.50, 4096×14336 32.3 beside 36.4.
-
-In the step of one sequence at depth 4096 (1587), other plans of attention (clusters of 1, 4 and 8, 264 CTAs, four
-warps) are 0.3 to 6 % slower, 12 warps for gate and up 1.3 %, other CTAs for the products after attention 0.4 to 5 %.
-"""
-
-
 PACKED = {
     "ptxgen": "with DigitGemm; `pack`: PackDigits",
     "ptxgen-by-row": "as integers on wgmma, launched programmatically (28672×4096 gated); `pack`: PackTokens",
@@ -398,8 +321,6 @@ def _products_since(run: str) -> Iterable[str]:
             heads = ["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"]
             yield f"Q4_K and Q6_K by several tokens since, {what}. Commit {commits}.\n"
             yield table(heads, lines) + "\n"
-    if rows:
-        yield FEW_TOKENS
 
 
 def _figure(row: Mapping[str, Any], unit: str) -> str:

@@ -55,17 +55,18 @@ def prefill() -> Iterator[str]:
     )
     yield (
         "## Prefill, bf16, causal, TFLOP/s\n\nFor sm_90a on wgmma, for sm_80 on `mma.sync`. Graph nodes over "
-        "inputs beyond the L2 cache, every implementation in rounds of another order each, medians. A line is of one "
-        "run, the newest that has the case beside a peer; who has no figure was not in it.\n"
+        "inputs beyond the L2 cache; medians of rounds, each with the implementations in another order. Each line is "
+        "of the newest run that measured the case beside a peer; peers without a figure were not in that run.\n"
     )
     yield _rates(alone)
     shown = [name for name in NAMES if name != "ptxgen" and any(name in impls for impls in alone)]
     yield f"Times ours on wgmma, geometric means: {'; '.join(map(_said(alone), shown))}.\n"
     if others:
         yield (
-            "The same of other cases: `keys`: the tokens are the last of so many; `lengths` of a batch's sequences, in "
-            "pages of `page_size`; `kv_dtype`: a cache of 8 bits, whose values a peer has in 16; `fp8`: queries become "
-            "e4m3, too; `seconds` without a pause, where power is the limit.\n"
+            "Other cases, TFLOP/s as above. `keys`: the tokens are the last of so many positions. `lengths`: a batch "
+            "of sequences of these lengths, in pages of `page_size`. `kv_dtype`: a cache of 8 bits; peers have its "
+            "values in 16. `fp8`: queries become e4m3, too. `seconds`: launches without a pause, so that "
+            "power is the limit.\n"
         )
         yield _rates(others)
 
@@ -128,8 +129,8 @@ def counters() -> Iterator[str]:
         shares = (f"{row[name]:.0f} %" for name in ("tensor_percent", "exponentials_percent"))
         lines.append([heads, str(row["case"]["tokens"]), f"{row['us']:g}", f"{row['GHz']:.2f}", *shares, row["stalls"]])
     yield (
-        "## Prefill as ncu counts it\n\nShares of cycles in which tensor cores, and the units of exponentials, are "
-        "busy; then what a warp waits for, of its cycles (those whose turn it is not, and the producer's, wait at "
-        f"barriers and for copies). {commit_of(rows)}\n"
+        "## Prefill as ncu counts it\n\nShares of cycles in which the tensor cores are busy, and the units of "
+        "exponentials; then what a warp waits for, in shares of its cycles. Warps whose turn it is not, and the "
+        f"producer's, wait at barriers and for copies. {commit_of(rows)}\n"
     )
     yield table(["heads q/kv/dim", "tokens", "µs", "GHz", "tensor cores", "exponentials", "waits"], lines)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.rows import Run
@@ -14,16 +15,17 @@ from ptxgen.runtime.model.profile import op_bytes
 
 if TYPE_CHECKING:
     from ptxgen.models.program import Program
-    from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.graph import Graph
+    from ptxgen.runtime.core.launches.bound import BoundKernel
+    from ptxgen.runtime.core.launches.graph import Graph
     from ptxgen.runtime.core.step import Step
 
 SETTLE_SECONDS = 0.04  # see benchmarks.timing.gpu
 LEAD_LAYERS = 2
 NODES = 16  # of a graph of one op
 TIMELINE = "timeline"  # the op of the row of a whole step
-STEPS, REPEATS = 6, 3  # of a graph of the first launches
+STEPS, REPEATS = 6, 7  # of a graph of the first launches
+SAMPLES = 6  # launches of a kernel, the first ones of the step, whose ends are measured; the others take as long
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,24 @@ class Bound:
             made.add(bound, programmatic=bool(made.nodes) and bound.geometry.programmatic)
         return made
 
-    def ends(self) -> list[float]:
-        """From the begin of the step to the end of each launch."""
+    def adds(self) -> list[float]:
+        """What each launch adds to the step; of a kernel with many launches the mean of the first ones stands for the
+        others, so that the graphs are few and short."""
+        ops, behind = self.program.ops, functools.cache(self._behind_lead)
+        found: dict[Any, list[float]] = {op.spec: [] for op in ops}
+        taken: list[float | None] = []
+        for index, op in enumerate(ops):
+            samples = found[op.spec]
+            taken.append(behind(index + 1) - behind(index) if len(samples) < SAMPLES else None)
+            samples += [taken[-1]] if taken[-1] is not None else []
+        means = (statistics.fmean(found[op.spec]) for op in ops)
+        return [mean if one is None else one for one, mean in zip(taken, means, strict=True)]
+
+    def _behind_lead(self, count: int) -> float:
+        """Microseconds of a graph of the first launches, behind those of the first layers."""
         launches, layers = self.step.launches, [op.layer for op in self.program.ops]
         lead = launches[: layers.index(LEAD_LAYERS) if LEAD_LAYERS in layers else len(launches) - 1]
-        before = self.us(lead)
-        return [self.us([*lead, *launches[: n + 1]]) - before for n in range(len(launches))]
+        return self.us([*lead, *launches[:count]])
 
 
 def graph_us(
@@ -82,11 +96,10 @@ def graph_us(
 def measure(bound: Bound, run: Run, case: Mapping[str, Any], impl: str) -> None:
     """Add the rows of a step: the end of each launch, then a row for each role of its ops."""
     whole = bound.us(bound.step.launches, 16, 5)
-    ends = bound.ends()
+    adds = bound.adds()
     ops = bound.program.ops
-    names = [op.name for op in ops]
+    names, ends = [op.name for op in ops], itertools.accumulate(adds)
     run.add({**case, "op": TIMELINE}, impl, us=whole, names=names, ends=[round(end, 2) for end in ends])
-    adds = [after - before for before, after in pairwise([0.0, *ends])]
     for role in dict.fromkeys((op.role, op.spec.kernel_name) for op in ops):
         mine = [index for index, op in enumerate(ops) if (op.role, op.spec.kernel_name) == role]
         times = -(-NODES // len(mine))

@@ -19,7 +19,7 @@ from benchmarks.steps.bound_step import Bound, graph_us, measure
 if TYPE_CHECKING:
     from ptxgen.runtime import Model
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.graph import Graph
+    from ptxgen.runtime.core.launches.graph import Graph
     from ptxgen.runtime.model.batch import Batch
 
 Case = dict[str, Any]
@@ -28,6 +28,7 @@ FIRST = (
     ("qwen2.5-1.5b", "bf16"), ("llama-3-8b", "bf16"),
 )  # fmt: skip
 MORE = (("llama-3-8b", "e4m3"), ("llama-3-8b", "int4-128"), ("llama-3-8b", "q8_0"))
+IMPLS = ("ptxgen", "ptxgen-fast")
 DEPTHS = {1: (0, 128, 4096), 2: (512,), 4: (512,), 8: (512, 4096), 32: (512, 4096)}  # of ours by batch
 MAX_LEN = 4096 + 512
 STEPS = 16  # launches back to back
@@ -110,21 +111,21 @@ class Ours:
         """Microseconds of a graph, launched back to back from the same place on."""
         return graph_us(self.device, graph, place, self.steps, REPEATS)
 
-    def bound(self, name: str, weights: str, batch: int, depth: int) -> tuple[Bound, str]:
-        """A step whose ops are to be measured, and the name of the implementation."""
+    def bound(self, name: str, weights: str, batch: int, depth: int, impl: str = "ptxgen") -> Bound:
+        """A step whose ops are to be measured, by the implementation of that name."""
         exact = self.model(name, weights)
         if batch == 1:
             place = functools.partial(at_depth, exact, depth)
-            return Bound(exact.steps.decode, place, depth, self.device), "ptxgen"
-        made = self._fast(exact).batch(batch)
+            return Bound(exact.steps.decode, place, depth, self.device)
+        made = (exact if impl == "ptxgen" else self._fast(exact)).batch(batch)
         for layer in range(exact.shape.n_layers):
             fill_cache(made.cache.buffers(layer))
         place = functools.partial(batch_at, made, depth, stepped=True)
-        return Bound(made._step, place, depth, self.device), "ptxgen-fast"
+        return Bound(made._step, place, depth, self.device)
 
-    def roles(self, name: str, weights: str, batch: int, depth: int) -> None:
+    def roles(self, name: str, weights: str, batch: int, depth: int, impl: str = "ptxgen") -> None:
         """Rows of the ops of a step."""
-        bound, impl = self.bound(name, weights, batch, depth)
+        bound = self.bound(name, weights, batch, depth, impl)
         measure(bound, self.ops, case_of(name, weights, batch, depth), impl)
 
     def read(self) -> None:
@@ -138,6 +139,11 @@ class Ours:
 def case_of(model: str, weights: str, batch: int, depth: int) -> Case:
     """A row's case."""
     return {"model": model, "weights": weights, "batch": batch, "depth": depth}
+
+
+def impls(batch: int) -> Sequence[str]:
+    """Our implementations of a step of so many sequences: one sequence has no rounded rows."""
+    return IMPLS[:1] if batch == 1 else IMPLS
 
 
 def at_depth(model: Model, depth: int) -> None:

@@ -37,7 +37,8 @@ class FloatRange(click.FloatRange):
 
 
 class Command(click.Command):
-    """click's, but an option that takes one value is refused two: click would take the last without a word."""
+    """click's, but an option that takes one value is refused two: click would take the last without a word. Lists of
+    commands have its first sentence."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         written = list(args)  # click takes the words away
@@ -49,6 +50,11 @@ class Command(click.Command):
                 if len(words) > 1 and not ctx.resilient_parsing:
                     raise click.UsageError(f"{param.opts[-1]}: takes one value (got {' and '.join(words)})")
         return rest
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole: lists wrap it, where click's would end in dots."""
+        paragraph = " ".join((self.help or "").partition("\n\n")[0].split())
+        return self.short_help or re.split(r"[.:] ", paragraph)[0].rstrip(".")
 
 
 class Group(Command, click.Group):

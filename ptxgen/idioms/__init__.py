@@ -1,4 +1,11 @@
-"""Instruction sequences that several kernel types share. Each takes the builder first and appends to its fragment."""
+"""Instruction sequences that several kernel types share. Each takes the builder first and appends to its fragment.
+
+- Elements: `elements`, `convert` (between types), `quantised_rows`; `dot`, `reduce`, `division`, `activation`, `log2`.
+- Threads over rows: `threads`, `rows`, `row_kernel`.
+- Heads and caches: `rope`, `rope_settings`, `rotating_rows`; `kv_cache`.
+- The choice of a token: `order`, `best`, `bit_set`, `probabilities`, `philox`, `threshold`; `sampling` joins them.
+- Between CTAs and launches: `polls`, `programmatic`.
+"""
 
 from __future__ import annotations
 

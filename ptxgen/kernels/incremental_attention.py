@@ -67,28 +67,31 @@ class IncrementalAttention(KernelType):
     h // (n_heads / n_kv_heads).
 
     q, out `[n_heads, head_dim]`, caches `[n_kv_heads, max_len, head_dim]`; `batched`: a leading "batch" everywhere, and
-    `seq_lens ["batch"]`; `indirect`: `seq_len` is read from device memory. `page_size`: caches
-    `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size, n_kv_heads, head_dim]`,
-    with `page_table ["batch", ceil(max_len / page_size)]`. `ring`, with a window: a cache has so many rows instead of
-    max_len, and position p is in row p % ring; a page table that repeats pages has the same effect. `strided`: caches
-    `["batch", n_kv_heads, n_keys, head_dim]` with n_keys given at launch (the scalar kv_rows), for libraries whose
-    caches grow or whose prompts are padded on the left: position 0 of sequence s is in row `starts[s]`, its positions
-    end before row `seq_lens[s]`, and there are at most max_len of them. int8 caches have
-    `k_scales`, `v_scales` `[…, max_len, ceil(head_dim / 32)]` in f16. A length below 0 counts as 0 and gives zeros,
-    one above max_len as max_len; memory past a length is never used.
+    `seq_lens ["batch"]`; `indirect`: `seq_len` is read from device memory. A length below 0 counts as 0 and gives
+    zeros, one above max_len as max_len; memory past a length is never used.
+
+    `page_size`: caches `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size,
+    n_kv_heads, head_dim]`, with `page_table ["batch", ceil(max_len / page_size)]`. `ring`, with a window: a cache has
+    so many rows instead of max_len, and position p is in row p % ring; a page table that repeats pages has the same
+    effect. `strided`: caches `["batch", n_kv_heads, n_keys, head_dim]` with n_keys given at launch (the scalar
+    kv_rows), for libraries whose caches grow or whose prompts are padded on the left: position 0 of sequence s is in
+    row `starts[s]`, its positions end before row `seq_lens[s]`, and there are at most max_len of them. int8 caches have
+    `k_scales`, `v_scales` `[…, max_len, ceil(head_dim / 32)]` in f16.
 
     `scale` (default 1/√head_dim), `soft_cap` (cap · tanh(score / cap)), `window` (only the last so many positions),
     `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without
     a value), `head_scales` (of e4m3 caches: `k_scale`, `v_scale [n_kv_heads]`, f32 factors of keys and values; for a
-    scale per tensor repeat it for each head), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may
-    start before the preceding kernel has ended, and reads lengths, page table and all positions but the newest at
-    once: these must be final before the first kernel of an unbroken chain of programmatic launches. q and the newest
-    position are read after the wait. `batch_invariant`: a sequence's result has the same bytes in every batch, whatever
-    its size and its other members. Splits then depend on the length alone, which costs time if they do not fill the
-    GPU. `one_cache`: the queries of a batch are of one sequence, caches `[n_kv_heads, max_len, head_dim]`; query s sees
-    the first seq_lens[s] positions, none below 1. `halves`: out is so many bf16 digits of each value, as DigitGemm
-    reads them, or with `tile_tokens` in tiles of so many sequences, as PackedGemm reads them; elements without a
-    sequence are left unchanged.
+    scale per tensor repeat it for each head), `lse` (also the natural log-sum-exp `[n_heads]`).
+
+    `programmatic`: may start before the preceding kernel has ended, and reads lengths, page table and all positions but
+    the newest at once: these must be final before the first kernel of an unbroken chain of programmatic launches. q and
+    the newest position are read after the wait.
+
+    `batch_invariant`: a sequence's result has the same bytes in every batch, whatever its size and its other members.
+    Splits then depend on the length alone, which costs time if they do not fill the GPU. `one_cache`: the queries of a
+    batch are of one sequence, caches `[n_kv_heads, max_len, head_dim]`; query s sees the first seq_lens[s] positions,
+    none below 1. `halves`: out is so many bf16 digits of each value, as DigitGemm reads them, or with `tile_tokens` in
+    tiles of so many sequences, as PackedGemm reads them; elements without a sequence are left unchanged.
     """
 
     bundled_as = "decode"

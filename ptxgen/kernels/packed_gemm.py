@@ -44,39 +44,47 @@ if TYPE_CHECKING:
 
 @kernel_type
 class PackedGemm(PackedProduct):
-    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x is packed by PackTokens.
+    """out = x · weightᵀ for the first n_rows tokens, few or many, which PackTokens has packed; out f32 `[rows, n]`.
 
     x `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`; weight as in Gemm. n_rows is a scalar, or
     `[1]` in device memory when `indirect`; rows from n_rows on are not written. sm_90a.
 
-    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `precision`: "fast": x
-    is rounded to x_dtype once, weights of other types become a product of two numbers of it (relative error 2-norm
-    below 4e-3), sums are f32; "exact": x and weights are bf16 digits that add up to them (below 1e-6).
-    With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]`. x_scales f32 are its
-    scales: `[…, 1, tokens]`, or `[…, blocks, tokens]` if weights have a scale for each 128 by 128. The latter must be
-    powers of four (or 0 with bytes of 0), as PackTokens writes them: products of many tokens read only their upper
-    bytes. Other scales give wrong results there, as do products with the weights' scales outside f32's normal range;
-    the reference refuses both. With `row_scales` x has one scale a row with such weights, too, which is faster: numbers
-    below 2^-14 of their row's largest lose bits, otherwise those below 2^-12 of their block's. The bytes are multiplied
-    and scales are applied to sums. Tensor cores add in some 14 bits (error 3e-3 at 14,336 columns; rounding x has
-    2.7e-2). `promoted`: sums of every 128 columns are added in f32 (2e-4), as they must be with block scales.
-    `by_row`: of K-quants, and of codes without mins, x is f16 in units of its rows as PackTokens leaves it, x_scales
-    f32 `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins. Codes, of K formats times their
-    scales, are numbers that f16 has exactly ("exact", with two numbers a weight in Q6_K; "fast" rounds these to one,
-    2e-4): only x is rounded, to 22 bits (of what is below 2^-17 of a row's largest to 2^-39 of that) or to 11 (3e-4).
-    "Exact" products of weights with mins (Q4_K, Q5_K) multiply scale · code − zero, where the zero point of 32 columns
-    is near dmin · min / d, and add one more product for d · zero − dmin · min.
-    `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
-    `share`: CTAs of neighbouring rows copy tokens for each other. `split`: split-K: so many CTAs share k and add their
-    sums. `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64 tokens k of the last uneven
-    round and of one more; the order of sums then depends on the number of tokens. `carried`: other warps store a tile's
-    results, rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with that L2 policy.
-    `slices`: two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so
-    many of the last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one.
-    `norm_out`, of at most 64 tokens in bf16: also writes the inputs of a product with `norm`: `digits`, tiles of out ·
-    (norm_offset + norm_weight), packed like x, of whose columns those past n stay as they are, and `out_squares`
-    `[rows, n / 16]`, sums of squares of out over 16 columns. `norm` "rms": x is such tiles; results are divided by
-    sqrt(mean square + eps) of `squares`, before bias. `eps`: added to the mean square.
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `activation`: "", silu,
+    gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
+
+    `precision`: "fast": x is rounded to x_dtype once, weights of other types become a product of two numbers of it
+    (relative error 2-norm below 4e-3), sums are f32; "exact": x and weights are bf16 digits that add up to them (below
+    1e-6).
+
+    Tokens in e4m3: with `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]`. Its
+    bytes are multiplied and scales are applied to sums. x_scales f32 are its scales: `[…, 1, tokens]`, or `[…, blocks,
+    tokens]` if weights have a scale for each 128 by 128. The latter must be powers of four (or 0 with bytes of 0), as
+    PackTokens writes them: products of many tokens read only their upper bytes. Other scales give wrong results there,
+    as do products with the weights' scales outside f32's normal range; the reference refuses both. With `row_scales` x
+    has one scale a row with such weights, too, which is faster: numbers below 2^-14 of their row's largest lose bits,
+    otherwise those below 2^-12 of their block's. Tensor cores add in some 14 bits (error 3e-3 at 14,336 columns;
+    rounding x has 2.7e-2). `promoted`: sums of every 128 columns are added in f32 (2e-4), as they must be with block
+    scales.
+
+    Tokens in units of their rows: with `by_row`, of K-quants, and of codes without mins, x is f16 in units of its rows
+    as PackTokens leaves it, x_scales f32 `[…, 1, tokens]` are the units, and x_sums f16 its sums for formats with mins.
+    Codes, of K formats times their scales, are numbers that f16 has exactly ("exact", with two numbers a weight in
+    Q6_K; "fast" rounds these to one, 2e-4): only x is rounded, to 22 bits (of what is below 2^-17 of a row's largest to
+    2^-39 of that) or to 11 (3e-4). "Exact" products of weights with mins (Q4_K, Q5_K) multiply scale · code − zero,
+    where the zero point of 32 columns is near dmin · min / d, and add one more product for d · zero − dmin · min.
+
+    How work is shared out: `share`: CTAs of neighbouring rows copy tokens for each other. `split`: split-K: so many
+    CTAs share k and add their sums. `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
+    tokens k of the last uneven round and of one more; the order of sums then depends on the number of tokens. `slices`:
+    two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so many of the
+    last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one. `carried`: other warps
+    store a tile's results, rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with
+    that L2 policy.
+
+    Norms: with `norm` "rms" x is tiles as `norm_out` writes them; results are divided by sqrt(mean square + eps) of
+    `squares`, before bias. `eps`: added to the mean square. `norm_out`, of at most 64 tokens in bf16: also writes the
+    inputs of a product with `norm`: `digits`, tiles of out · (norm_offset + norm_weight), packed like x, of whose
+    columns those past n stay as they are, and `out_squares` `[rows, n / 16]`, sums of squares of out over 16 columns.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
 
 
-def norms_heads(head_dim: int, style: str) -> bool:
+def can_norm_heads(head_dim: int, style: str) -> bool:
     """Whether this kernel can norm heads of so many elements before it rotates them: lanes of a warp share a head, and
     a lane has both elements of a pair."""
     lanes = head_dim // CHUNK
@@ -80,7 +80,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     head_scales: bool = field(default=False, like=HEAD_SCALES)
     qk_norm: bool = field(
         default=False,
-        draws=lambda drawn: tuple({False, norms_heads(drawn["head_dim"], drawn.get("style", "neox"))}),
+        draws=lambda drawn: tuple({False, can_norm_heads(drawn["head_dim"], drawn.get("style", "neox"))}),
         doc="heads of q and k are normalised first",
     )
     eps: float = field(default=1e-6, like=EPS, doc="added to the mean of squares of qk_norm")
@@ -155,7 +155,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         yield from self.rotation_rules()
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -1e3, 1e3)
-        if self.qk_norm and not norms_heads(self.head_dim, self.style):
+        if self.qk_norm and not can_norm_heads(self.head_dim, self.style):
             got = f"head_dim={self.head_dim}, style={self.style!r}"
             yield f"qk_norm: needs style='norm' and a head_dim of 8, 16, 32, 64, 128 or 256 (got {got}; nearest: False)"
         yield from kept_rules(self.kept, self.indirect)

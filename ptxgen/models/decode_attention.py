@@ -9,7 +9,7 @@ from typing import Any
 from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
 from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 from ptxgen.kernels.packed_qkv_append import OF_PRODUCT
-from ptxgen.kernels.rope_kv_append import norms_heads
+from ptxgen.kernels.rope_kv_append import can_norm_heads
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.program import Ref
@@ -84,7 +84,7 @@ class AttentionOfStep(TiledProducts):
         elif self._stacks_rows(attention):
             q = self._append_stacked(x, attention)
         else:
-            q, k, v = self._qkv(x, norms_in_place=self._norms_heads(attention))
+            q, k, v = self._qkv(x, normed=not self._append_norms(attention))
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
         return replace(attention, q_dtype=self.tensors[q.tensor].dtype), q
 
@@ -210,7 +210,7 @@ class AttentionOfStep(TiledProducts):
         kinds = self._kinds(*QKV)
         dim = self.model.dim
         tiled = self.step == "batch" or self.digits(kinds, dim) or self.in_units(kinds, dim) or self.packs(kinds, dim)
-        one = tiled and attention.rope is not None and (not self.model.block.qk_norm or self._norms_heads(attention))
+        one = tiled and attention.rope is not None and (not self.model.block.qk_norm or self._append_norms(attention))
         return one and self._stacks()[0] != QKV[:1]
 
     def _append_stacked(self, x: str, attention: Attention) -> Ref:
@@ -243,18 +243,18 @@ class AttentionOfStep(TiledProducts):
             return f32
         return self.kv_dtype if self.kv_dtype.bits == 16 else bf16
 
-    def _norms_heads(self, attention: Attention) -> bool:
+    def _append_norms(self, attention: Attention) -> bool:
         """Whether the launch that rotates and appends also norms the heads of q and k."""
         rotates = attention.rope is not None
-        return rotates and self.model.block.qk_norm == "head" and norms_heads(attention.head_dim, attention.style)
+        return rotates and self.model.block.qk_norm == "head" and can_norm_heads(attention.head_dim, attention.style)
 
-    def _qkv(self, x: str, *, norms_in_place: bool) -> list[Ref]:
-        """Queries, keys and values of a layer, normed where the family norms them, unless the launch that appends does
-        it (`norms_in_place`)."""
+    def _qkv(self, x: str, *, normed: bool) -> list[Ref]:
+        """Queries, keys and values of a layer; `normed` where the family norms them, as the launch that appends does
+        not."""
         model, shape = self.model, self.model.shape
         source, norm = self._input("qkv", x, model.block.attention_norm)
         found = [ref for names in self._stacks() for ref in self._products_of(names, source, norm)]
-        if model.block.qk_norm and not norms_in_place:
+        if model.block.qk_norm and normed:
             for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
                 rows = self.rows * (n_heads if model.block.qk_norm == "head" else 1)
                 out = self.scratch(f"{name}_norm.out", model.products()[QKV[i]][0])
@@ -297,7 +297,7 @@ class AttentionOfStep(TiledProducts):
         given = {**rows, **self._caches(attention), **self._position()}
         if self.step == "prefill":
             how["kept"], given["n_kept"] = True, self.tensor("n_kept", "input", (1,), s32)
-        if self._norms_heads(attention):
+        if self._append_norms(attention):
             given |= {f"{name}_norm_weight": self._norm_weight(f"{name}_norm") for name in "qk"}
             how |= {"qk_norm": True, "eps": self.model.norm_eps, "norm_offset": self.model.block.norm_offset}
         fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)

@@ -35,9 +35,9 @@ HALVES_FROM_WEIGHTS = {"exact": 1 << 24, "fast": 0}
 # whether that saves all launches but five. Three bf16 digits take longer than bytes with large matrices: with five
 # launches they are faster up to 5.0e7 and slower from 9.0e7 on, with six or nine slower at 5.0e7 and 4.2e7.
 SPANS_TO_WEIGHTS = {"five": 3 << 24, "more": 1 << 25}
-# More rows than FEW are packed in f16 in units of their own, for wgmma, and up to UNITS_TO, by the weights' format ("":
-# of others). Up to SOME exact ones are so before K-quants alone only where one number holds a weight and rows are not
-# long: digits of bytes are faster elsewhere.
+# More rows than FEW, and at most UNITS_TO by the weights' format ("": all others), are packed as f16 in units of their
+# own, for wgmma. Of up to SOME exact rows this holds for K-quants only if one number holds a weight and rows are not
+# LONG: otherwise digits of bytes are faster.
 FEW, SOME = 8, 16
 K_QUANTS = ("q4_k", "q5_k", "q6_k")
 ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}

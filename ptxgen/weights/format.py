@@ -57,7 +57,7 @@ class ZeroPoints(NamedTuple):
     where that is less.
 
     Of the lane's own columns, pairs of f16 for rows g and g + 8 in units of codes: `zeros`, negated, and `mins`. Of
-    each row `d`, `dmin`, and the unit of offsets."""
+    each row `d`, `dmin`, and the unit of offsets; `zero_units` overwrites `d` and `units`."""
 
     zeros: Sequence[Reg]
     mins: Sequence[Reg]
@@ -307,7 +307,8 @@ class WeightFormat(ABC):
         raise NotImplementedError(self.name)
 
     def zero_units(self, b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        """`code_units` of `codes_less_zeros` and of `zero_offsets`; last, as they take the place of d and unit."""
+        """`code_units` of `codes_less_zeros` and of `zero_offsets`, in the registers of `points.d` and `points.units`:
+        nothing may ask for these points afterwards."""
         raise NotImplementedError(self.name)
 
     def codes_less_zeros(

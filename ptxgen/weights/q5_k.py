@@ -2,18 +2,17 @@
 
 A tile of 16 rows by 256 columns, 2816 bytes: [0, 2048) the lower four bits as in q4_k's. [2048, 2560): 64 columns p at
 lane·16 + p·4, a word; of its byte b, bits 0 … 3 are the fifth bits of row g in chunks 4p … 4p + 3, column 4t + b; bits
-4 … 7 those of row g + 8. [2560, 2816) as q4_k's [2048, 2304). Source: `blocks`, raw.
+4 … 7 those of row g + 8. [2560, 2816) scales and mins as `sub_block_format` has them. Source: `blocks`, raw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.weights import q4_k, sub_blocks
+from ptxgen.weights import sub_blocks
 from ptxgen.weights.bits import add_fifth, low_nibbles
 from ptxgen.weights.blocks import (
     field,
@@ -27,48 +26,52 @@ from ptxgen.weights.blocks import (
     unpack_nibbles,
     whole_blocks,
 )
-from ptxgen.weights.format import ByteCodes, Piece, Source, ZeroPoints
+from ptxgen.weights.format import Source
 from ptxgen.weights.order import join
+from ptxgen.weights.sub_block_format import (
+    BLOCK,
+    SubBlocks,
+    bytes_of,
+    codes_of,
+    formats,
+    from_levels,
+    levels,
+    pack_mins,
+    unpack_mins,
+)
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.builder.values import Reg
 
-BLOCK = 256
 BLOCK_BYTES = 176
 _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 
 
-class Q5K(ByteCodes):
+class Q5K(SubBlocks):
     """Q4_K with codes of 5 bits."""
-
-    code_digits, has_mins = 1, True
-    byte_type = "u8"
-    span = q4_k.SUB
-    x_sum_factor = -1.0
-    x_sums_each = False
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
         codes, *rest = self._fields(source, rows, cols)
         flat = codes.reshape(rows, cols)
-        parts = [pack_nibbles(flat & 15, self.tile_k), pack_fifth(flat >> 4, self.tile_k), *q4_k.pack_mins(*rest)]
+        parts = [pack_nibbles(flat & 15, self.tile_k), pack_fifth(flat >> 4, self.tile_k), *pack_mins(*rest)]
         return join(parts).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
         tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
         codes = in_blocks(unpack_nibbles(tiles, self.tile_k, rows, cols), BLOCK)
         fifth = in_blocks(unpack_fifth(tiles, 2048, self.tile_k, rows, cols), BLOCK)
-        scales, mins, blocks = q4_k.unpack_mins(tiles, 2560, rows, cols // BLOCK)
+        scales, mins, blocks = unpack_mins(tiles, 2560, rows, cols // BLOCK)
         high = _high_bytes(fifth)
-        return {"blocks": whole_blocks(blocks, join_scales(scales, mins), high, q4_k.bytes_of(codes))}
+        return {"blocks": whole_blocks(blocks, join_scales(scales, mins), high, bytes_of(codes))}
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
-        return q4_k.from_levels(*self._fields(source, rows, cols))
+        return from_levels(*self._fields(source, rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
-        codes, scales, mins, blocks = q4_k.levels(in_blocks(values.astype(np.float32), BLOCK), 31)
-        high, low = _high_bytes(codes >> 4), q4_k.bytes_of(codes & 15)
+        codes, scales, mins, blocks = levels(in_blocks(values.astype(np.float32), BLOCK), 31)
+        high, low = _high_bytes(codes >> 4), bytes_of(codes & 15)
         return {"blocks": whole_blocks(blocks, join_scales(scales, mins), high, low)}
 
     def _fields(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> tuple[np.ndarray, ...]:
@@ -76,28 +79,13 @@ class Q5K(ByteCodes):
         blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
         scales, mins = split_scales(field(blocks, 4, 12))
         fifth = (field(blocks, 16, 32)[:, :, None, :] >> _SUBS & 1).reshape(rows, -1, BLOCK)
-        codes = q4_k.codes_of(field(blocks, 48, 128)) | (fifth << 4)
+        codes = codes_of(field(blocks, 48, 128)) | (fifth << 4)
         return codes, scales, mins, field(blocks, 0, 2, np.float16)
-
-    @property
-    def scale_chunks(self) -> int:
-        return 2
 
     def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
         code = low_nibbles(b, words[chunk], half)
         add_fifth(b, code, words[16 + chunk // 4], chunk, half, self.tile_k)
         return code
-
-    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return sub_blocks.sub_block_scales(b, words[20:], chunk)
-
-    @property
-    def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.MINS_OF_A_LANE))
-
-    @property
-    def code_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces, *(replace(piece, offset=piece.offset + 512) for piece in q4_k.OWN_MINS))
 
     def codes_as_f16(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
         sub_blocks.byte_integers(b, self, words, words[20:24], chunk, out[0])
@@ -107,45 +95,14 @@ class Q5K(ByteCodes):
     ) -> None:
         sub_blocks.byte_integers(b, self, words, words[20:24], chunk, out[0], zeros)
 
-    def mins_as_f16(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return sub_blocks.sub_block_mins(b, *words[28:])
-
-    def code_units(self, b: Builder, words: Sequence[Reg], chunk: int = 0) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return sub_blocks.block_factors(b, words[26:28], (sub_blocks.CODE_UNIT,) * 2)
-
-    def zero_points(self, b: Builder, words: Sequence[Reg], name: str) -> ZeroPoints:
-        return sub_blocks.sub_block_zeros(b, words[26:28], words[28], words[29], name)
-
-    def zero_offsets(self, b: Builder, points: ZeroPoints, half: int) -> Sequence[Sequence[Reg]]:
-        return sub_blocks.sub_block_offsets(b, points, half)
-
-    def zero_units(self, b: Builder, points: ZeroPoints) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return sub_blocks.sub_block_units(b, points)
-
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg], odd: Reg | None,
     ) -> None:  # fmt: skip
         sub_blocks.add_sub_blocks(b, words[20:], sums, x_sums, totals, odd, (1.0, 1.0))
 
-    @property
-    def span_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.SPAN_PIECES))
-
-    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        return sub_blocks.sub_block_factors(b, words[20:], chunk)
-
-    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return sub_blocks.min_fragment(b, words[24:28])
-
     def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return sub_blocks.block_factors(b, words[28:], (1.0, 1.0))
-
-    def span_scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        return sub_blocks.sub_block_floats(b, words[20:], chunk)
-
-    def tile_scales(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return self.tile_factors(b, words)
 
 
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:
@@ -154,4 +111,4 @@ def _high_bytes(fifth: np.ndarray) -> np.ndarray:
     return np.asarray(np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8))
 
 
-FORMATS = q4_k.formats(Q5K, "q5_k", 5)
+FORMATS = formats(Q5K, "q5_k", 5)

@@ -1,6 +1,6 @@
 """Sub-blocks of Q4_K and Q5_K on a device: what a lane makes of their scales, mins and codes.
 
-The words are those of `ptxgen.weights.q4_k`'s pieces of a tile.
+The words are those of `sub_block_format`'s pieces of a tile.
 """
 
 from __future__ import annotations

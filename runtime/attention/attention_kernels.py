@@ -12,8 +12,8 @@ from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.attention import Attention, program_of
 from ptxgen.models.program import Program
-from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.step import Step, own_buffers
 from ptxgen.runtime.kv.kvcache import KvCache
 

@@ -13,12 +13,12 @@ from ptxgen.models.attention import Attention
 from ptxgen.runtime.attention.attention_kernels import AttentionKernels
 from ptxgen.runtime.attention.flash_decoding import FlashDecoding
 from ptxgen.runtime.attention.staging import Arguments, row_count, take_back
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.launches.graph import Graph, Node
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.stream_order import after_others
+from ptxgen.runtime.core.memory.wrap import argument
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream import Stream
-from ptxgen.runtime.core.stream_order import after_others
-from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows
 from ptxgen.runtime.kv.layers import positive
 

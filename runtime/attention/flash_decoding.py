@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ptxgen.models.attention import Attention, program_of
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.launches.graph import Graph, Node
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.kv.kvcache import KvCache

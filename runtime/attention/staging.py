@@ -11,9 +11,9 @@ from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError, brief
 from ptxgen.runtime.core.backend import Copy
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.wrap import argument
 from ptxgen.runtime.core.stream import Stream
-from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import as_rows
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""What every backend shares: devices, buffers, streams, modules, kernels, launches, graphs."""
+"""What every backend shares. Beside `memory` and `launches`: what a backend supplies, streams, the device, a `Step`."""

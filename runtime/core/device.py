@@ -10,15 +10,15 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ptxgen.runtime.core.buffer_device import BufferDevice
+from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.core.graph import Graph
-    from ptxgen.runtime.core.kernel import Kernel
-    from ptxgen.runtime.core.module import Module
-    from ptxgen.runtime.core.modulecache import ModuleCache
+    from ptxgen.runtime.core.launches.graph import Graph
+    from ptxgen.runtime.core.launches.kernel import Kernel
+    from ptxgen.runtime.core.launches.module import Module
+    from ptxgen.runtime.core.launches.modulecache import ModuleCache
 
 
 class Device(BufferDevice):
@@ -42,7 +42,7 @@ class Device(BufferDevice):
     def module(self, text: str, name: str = "module") -> Module:
         """Any PTX text as a loaded module, which messages and findings call by this name (a file, say); raises
         `ModuleLoadError`."""
-        from ptxgen.runtime.core.module import Module
+        from ptxgen.runtime.core.launches.module import Module
 
         return Module(self, text, name)
 

@@ -12,14 +12,14 @@ import numpy as np
 from ptxgen.launch import evaluate
 from ptxgen.models.arena import Arena, plan_arena
 from ptxgen.models.program import Op, Program
-from ptxgen.runtime.core.bound import BoundKernel
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.graph import Graph
+from ptxgen.runtime.core.launches.bound import BoundKernel
+from ptxgen.runtime.core.launches.graph import Graph
+from ptxgen.runtime.core.memory.buffer import Buffer
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.allocation import Allocation
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.kernel import Kernel
+    from ptxgen.runtime.core.launches.kernel import Kernel
+    from ptxgen.runtime.core.memory.allocation import Allocation
     from ptxgen.runtime.core.stream import Stream
 
 

@@ -25,9 +25,9 @@ from ptxgen.runtime.core.backend import (
     Stopped,
 )
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.graph import Graph
-from ptxgen.runtime.core.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
-from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.launches.graph import Graph
+from ptxgen.runtime.core.launches.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
+from ptxgen.runtime.core.launches.modulecache import ModuleCache
 from ptxgen.runtime.core.param_block import ParamBlock, Slot
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cpu.compile import support_objects

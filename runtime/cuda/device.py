@@ -12,13 +12,13 @@ import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.runtime.arrays.tensormap import Tiling
-from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Stopped
-from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.diskcache import DiskCache
-from ptxgen.runtime.core.graph import Graph
-from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.launches.graph import Graph
+from ptxgen.runtime.core.launches.modulecache import ModuleCache
+from ptxgen.runtime.core.memory.allocation import Allocation
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import SINCE, Driver

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from ptxgen.runtime.core.buffer_device import BufferDevice
+from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.context import CudaContext
 from ptxgen.runtime.cuda.driver import Driver

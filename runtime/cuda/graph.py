@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError
-from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.launches.graph import Graph, Node
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.load import CudaFunction
 from ptxgen.runtime.cuda.prepared import prepared

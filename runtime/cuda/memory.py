@@ -17,7 +17,7 @@ from ptxgen.runtime.cuda.driver import DriverError
 from ptxgen.runtime.cuda.stream import CudaStream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.allocation import Allocation
+    from ptxgen.runtime.core.memory.allocation import Allocation
     from ptxgen.runtime.cuda.gpu import Gpu
 
 _PITCH_LIMIT = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH on every device so far

@@ -11,11 +11,11 @@ import numpy as np
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
 from ptxgen.lines.words import counted
 from ptxgen.models.attention import program_of
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.stream_order import after_others
+from ptxgen.runtime.core.memory.wrap import argument
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream import Stream
-from ptxgen.runtime.core.stream_order import after_others
-from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows, scatter
 from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, within
 from ptxgen.runtime.kv.pages import PageTable

@@ -11,11 +11,11 @@ from ptxgen.dtypes import DType
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.kernel import KernelType
 from ptxgen.models.attention import Attention, program_of
-from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.stream_order import after_others
+from ptxgen.runtime.core.memory.wrap import argument
 from ptxgen.runtime.core.step import Step
-from ptxgen.runtime.core.stream_order import after_others
-from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv import sizing
 from ptxgen.runtime.kv.layers import KvLayers, cache_dtype, from_zero, positive, within
 from ptxgen.runtime.kv.rings import Rings

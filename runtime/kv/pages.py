@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.errors import CapacityError
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.kv.strided import Blocks
 
 Pair = tuple[Blocks, Blocks]

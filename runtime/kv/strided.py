@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.runtime.core.backend import Copy
-from ptxgen.runtime.core.buffer import Buffer, check_writable
+from ptxgen.runtime.core.memory.buffer import Buffer, check_writable
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from ptxgen.errors import SpecError, brief
 from ptxgen.integers import as_index
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer import Buffer
     from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.memory.buffer import Buffer
     from ptxgen.runtime.core.stream import Stream
 
 _DTYPES = {"temperature": f32, "top_k": s32, "top_p": f32, "min_p": f32, "seed": u64, "penalty": f32}

@@ -31,8 +31,8 @@ from ptxgen.runtime.model.timing import StepTime, step_time
 from ptxgen.runtime.model.weights import Progress
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer import Buffer
     from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.memory.buffer import Buffer
     from ptxgen.runtime.kv.snapshot import Snapshot
 
 CHUNK = 512  # positions of a prompt that one step takes

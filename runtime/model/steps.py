@@ -13,7 +13,7 @@ from ptxgen.models.fitted import fitted
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.model.sampling import Sampling, Settings, checked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ptxgen.errors import SpecError, brief
 from ptxgen.models.packing import WeightSource, packed
 from ptxgen.models.program import Program
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device

@@ -18,8 +18,8 @@ import numpy as np
 
 from ptxgen.errors import ExecutionError, ExecutionNote, SpecError, VersionWarning
 from ptxgen.finding import Finding
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.module import Entry, Module
+from ptxgen.runtime.core.launches.module import Entry, Module
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.cpu.compile.entry import Entry as Described
 from ptxgen.runtime.cpu.device import CpuDevice, CpuFunction
 from ptxgen.runtime.tools.arguments import Argument, counted
@@ -178,7 +178,8 @@ def one_run(
     params = _described(entry).params
     names = [param[0] for param in params]
     if len(given) != len(names):
-        raise SpecError(f"{name}: takes {counted(names)} (got {len(given)})")
+        more = "; --arg gives the next one" if len(given) < len(names) else ""
+        raise SpecError(f"{name}: takes {counted(names)} (got {len(given)}{more})")
     for (param, _, _, size), value in zip(params, given, strict=True):
         if size != (value.nbytes if isinstance(value, np.generic) else _POINTER):
             buffer = ", or a buffer" if size == _POINTER else ""

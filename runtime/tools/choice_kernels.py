@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.targets import Target
 from ptxgen.tuning import Choice, ProductChoice, fixed, using
 

@@ -15,16 +15,16 @@ from ptxgen.dtypes import DTYPES, dtype
 from ptxgen.errors import SpecError, brief
 from ptxgen.files.archive import read_arrays, write_arrays
 from ptxgen.parity import LIMITS, Verdict, compare, judge
-from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Geometry
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.allocation import Allocation
+from ptxgen.runtime.core.memory.buffer import Buffer
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.kernel import Kernel
-    from ptxgen.runtime.core.module import Module
+    from ptxgen.runtime.core.launches.bound import BoundKernel
+    from ptxgen.runtime.core.launches.kernel import Kernel
+    from ptxgen.runtime.core.launches.module import Module
 
 FORMAT = 2
 _LACKING = {1: ({"kernel": None}, {"shape": None})}  # what older files do not say: of a launch, of an allocation
@@ -192,7 +192,7 @@ def _described(value: Any) -> str:
 def record(source: Kernel | Module, bound: BoundKernel) -> Recording:
     """Launch `bound` (made by `source`) once, keeping its memory as it was and as it became."""
     from ptxgen.parity import limit_of
-    from ptxgen.runtime.core.kernel import Kernel
+    from ptxgen.runtime.core.launches.kernel import Kernel
     from ptxgen.views.manifest import spec_fields
 
     device, geometry = bound.device, bound.geometry

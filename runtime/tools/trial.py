@@ -13,15 +13,15 @@ import numpy as np
 from ptxgen.errors import SpecError
 from ptxgen.generator import Ptx, generate
 from ptxgen.parity import Verdict, judge
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.tools.isolate import Limits, isolated
 from ptxgen.targets import target as parse_target
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.kernel import Kernel
+    from ptxgen.runtime.core.launches.bound import BoundKernel
+    from ptxgen.runtime.core.launches.kernel import Kernel
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from ptxgen.dtypes import DType
 from ptxgen.errors import PtxgenError, SpecError
 from ptxgen.generator import Ptx
 from ptxgen.launch import Param, evaluate
-from ptxgen.runtime.core.bound import BoundKernel
-from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.bound import BoundKernel
+from ptxgen.runtime.core.launches.kernel import Kernel
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.tools.choice_kernels import ChoiceKernels
 from ptxgen.targets import Target

@@ -18,12 +18,12 @@ from ptxgen.attention.decode.loops.simt import loop as simt
 from ptxgen.dtypes import f16
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.runtime import Device
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
-from tests.support.decode_trials import GEOMETRIES, poison, spec
+from tests.support.attention.decode_trials import GEOMETRIES, poison, spec
 from tests.support.marks import needs_assembler
 
 # -- who shares a unit -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.runtime import Device
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
-from tests.support.decode_trials import attend, spec
+from tests.support.attention.decode_trials import attend, spec
 
 STAGED: dict[str, Choice] = {
     "one CTA": Choice(4, 1, 1, 1, 4096, stages=2), "a cluster": Choice(2, 4, 8, 1, 4096, stages=3),

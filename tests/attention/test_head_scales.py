@@ -8,7 +8,7 @@ import pytest
 from ptxgen.errors import SpecError
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter, MultiHeadAttention, RopeKvAppend
 from ptxgen.runtime.core.device import Device
-from tests.support.kv_oracle import attention
+from tests.support.attention.kv_oracle import attention
 
 HEADS, KV, DIM, LENGTH = 4, 2, 32, 40
 SCALES = {"k_scale": np.array([0.02, 3.0], np.float32), "v_scale": np.array([5.0, 0.01], np.float32)}

@@ -12,7 +12,7 @@ from ptxgen.assembler import assemble
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from tests.support import sweep
-from tests.support.decode_trials import GEOMETRIES, SMALL, attend, poison, spec
+from tests.support.attention.decode_trials import GEOMETRIES, SMALL, attend, poison, spec
 from tests.support.marks import needs_assembler
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")

@@ -124,7 +124,9 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     assert [(task.case["model"], task.case["weights"]) for task in first[1:7]] == list(our_steps.FIRST)
     assert {task.impl for task in first} == {"floor", "ptxgen", "ptxgen-persistent"}
     made = list(decode_step.tasks(run, ours, None, peers, given, 0.0))
-    assert {task.impl for task in made} == {"ptxgen", "ptxgen ops", "transformers-compiled"}
+    assert {task.impl for task in made} == {"ptxgen", "ptxgen ops", "ptxgen-fast ops", "transformers-compiled"}
+    ops = [(task.case["batch"], task.impl) for task in made if task.impl.endswith("ops")]
+    assert ops == [(1, "ptxgen ops")] * 6 + [(8, "ptxgen ops"), (8, "ptxgen-fast ops")] * 3
     given = argparse.Namespace(models="llama-3.2-1b", weights="bf16", transformers=False)
     few = [*decode_step.alone(ours, given), *decode_step.tasks(run, ours, None, {}, given, 0.0)]
     assert {task.case["model"] for task in few[1:]} == {"llama-3.2-1b"}

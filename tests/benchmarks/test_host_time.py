@@ -7,9 +7,9 @@ import pytest
 from benchmarks.host_time import measure, table
 from ptxgen.runtime import Device, Model
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.support.array_file import ArrayFile
 from tests.support.fake_cuda import fake_device
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), fake_device()[0]], ids=["cpu", "fake"])

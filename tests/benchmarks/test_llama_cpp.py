@@ -155,7 +155,7 @@ def test_a_run_goes_on_past_what_fails(
     monkeypatch.setattr(decode_step, "FIRST", (("small", "q4_k_m"), ("small", "bf16")))
     monkeypatch.setattr(decode_step, "MORE", (("small", "q8_0"),))
     monkeypatch.setattr(decode_step, "DEPTHS", {1: (0, 8), 2: (), 4: (), 8: (8,), 32: ()})
-    monkeypatch.setattr(decode_step, "ROLES_DEPTH", 8)
+    monkeypatch.setattr(decode_step, "ROLES", {(1, 8): decode_step.FIRST, (2, 8): (("small", "bf16"),)})
     monkeypatch.setattr(decode_step, "Ours", partial(decode_step.Ours, models={"small": LLAMA}, max_len=32, steps=1))
     monkeypatch.setattr(decode_step, "TRANSFORMERS", (((1, 8), (4, 8), (2, 8)),))
     monkeypatch.setattr(sys, "executable", str(peer(tmp_path)))
@@ -174,5 +174,5 @@ def test_a_run_goes_on_past_what_fails(
         ("transformers-compiled", "no memory"),
         ("transformers-compiled", "RuntimeEr"),
     }
-    ops = {(row["case"]["weights"], row["case"]["op"]) for row in rows.load("decode_step_ops")}
-    assert {("q4_k_m", "lm_head"), ("bf16", "qkv_append")} <= ops
+    ops = {(row["case"]["weights"], row["impl"], row["case"]["op"]) for row in rows.load("decode_step_ops")}
+    assert {("q4_k_m", "ptxgen", "lm_head"), ("bf16", "ptxgen-fast", "qkv_append")} <= ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,8 +14,14 @@ from benchmarks.report.rows import Run
 from benchmarks.steps import bound_step
 from benchmarks.steps.bound_step import Bound
 from benchmarks.steps.our_steps import Ours, case_of
+from ptxgen.kernels import DigitGemm
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
+
+
+class Spec(NamedTuple):
+    kernel_name: str
+    role: str
 
 
 class Known(Bound):
@@ -27,16 +33,23 @@ class Known(Bound):
 
 def known(layers: int) -> Known:
     roles = [("embedding", -1), *((role, layer) for layer in range(layers) for role in ("qkv", "mlp")), ("head", -1)]
-    spec = SimpleNamespace(kernel_name="gemv")
-    ops = [SimpleNamespace(role=r, layer=n, spec=spec, name=f"layers.{n}.{r}" if n >= 0 else r) for r, n in roles]
+    specs = {role: Spec("gemv", role) for role, _ in roles}
+    ops = [SimpleNamespace(role=r, layer=n, spec=specs[r], name=f"layers.{n}.{r}" if n >= 0 else r) for r, n in roles]
     step = SimpleNamespace(launches=list(range(1, len(ops) + 1)), program=SimpleNamespace(ops=ops))
     return Known(step, lambda: None, 9, None)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_ends_are_those_of_the_step_alone(layers: int) -> None:
-    bound = known(layers)
-    assert bound.ends() == [sum(range(1, n + 1)) for n in range(1, len(bound.program.ops) + 1)]
+def test_launches_add_what_they_take_in_the_step(layers: int) -> None:
+    assert known(layers).adds() == list(map(float, known(layers).step.launches))
+
+
+def test_the_first_launches_of_a_kernel_stand_for_the_others() -> None:
+    bound = known(10)
+    expected = [float(each) for each in bound.step.launches]
+    first, count = 1, 2 * bound_step.SAMPLES  # of two kernels in turns
+    expected[first + count : -1] = [2.0 + 5, 3.0 + 5] * 4  # means of 2, 4 .. 12 and 3, 5 .. 13
+    assert bound.adds() == expected
 
 
 def test_rows_of_ops_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,10 +70,12 @@ def test_rows_of_ops_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_step_of_several_sequences() -> None:
+@pytest.mark.parametrize(("impl", "digits"), [("ptxgen", 3), ("ptxgen-fast", 1)])
+def test_a_step_of_several_sequences(impl: str, digits: int) -> None:
     run = Run("decode_step_ops", "the executor")
     ours = Ours(run, run, CpuDevice(), {"small": LLAMA | {"num_hidden_layers": 1}}, max_len=64, steps=1)
-    bound, impl = ours.bound("small", "bf16", 2, 8)
-    assert impl == "ptxgen-fast"
+    bound = ours.bound("small", "bf16", 2, 8, impl)
     assert bound.program.ops[0].sizes == {"rows": 2}
+    down = [op.spec for op in bound.program.ops if op.role == "down_proj"]
+    assert [spec.digits for spec in down if isinstance(spec, DigitGemm)] == [digits]
     assert bound.us(bound.step.launches, 1, 1) > 0

@@ -23,6 +23,14 @@ TO = ["--target", "sm_80"]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 
 
+@pytest.mark.parametrize("command", [(), ("golden",), ("generate",)])
+def test_lists_of_commands_have_whole_sentences(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke([*command, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2]
+    assert len(listed.splitlines()) > 3
+    assert "..." not in listed
+
+
 def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke([]) == 0
     listed = capsys.readouterr().out

@@ -17,8 +17,8 @@ from ptxgen.models.files import ModelFile, open_model
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.complete import Completion, Figures
-from tests.support.families import torch_name
-from tests.support.model_files import write_folder
+from tests.support.models.families import torch_name
+from tests.support.models.model_files import write_folder
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 F16, Q8 = str(MODELS / "kjv-f16.gguf"), str(MODELS / "kjv-q8_0.gguf")

@@ -146,7 +146,8 @@ from tests.support.fake_cuda import Binding
 before = "ptxgen.generator" in sys.modules
 driver.import_binding = Binding
 open_device("cuda")
-print(before, "ptxgen.generator" in sys.modules, "ptxgen.runtime.core.kernel" in sys.modules, threading.active_count())
+loaded = [name in sys.modules for name in ("ptxgen.generator", "ptxgen.runtime.core.launches.kernel")]
+print(before, *loaded, threading.active_count())
 environment = sys.modules["ptxgen.render"].environment()
 print(*sorted(name for _, name in environment.cache), "when" in vars(environment.flow.module))
 """

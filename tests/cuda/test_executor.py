@@ -12,8 +12,8 @@ from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import Executor
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.device import CudaDevice
+from tests.support.attention.kv_oracle import Oracle
 from tests.support.fake_cuda import Tensor, running_device, torch_on
-from tests.support.kv_oracle import Oracle
 from tests.tools.soak import soak
 from tests.tools.soaked.sequence import Sequence
 

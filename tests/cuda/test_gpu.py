@@ -17,7 +17,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.runtime import open_device
 from ptxgen.runtime.core.backend import MOST_SHARED, Copy
 from ptxgen.runtime.core.diskcache import DiskCache
-from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.launches.modulecache import ModuleCache
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.load import Loader
 from tests.support.buffers import KINDS, SCALE

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.core.bound import BoundKernel
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.launches.bound import BoundKernel
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
 from tests.cuda.test_gpu import captures_that_fail
 from tests.support.fake_cuda import TEXT, Binding, Tensor, fake_device, running_device, torch_on

@@ -11,8 +11,8 @@ import pytest
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.kernels import PackedGemm
 from ptxgen.runtime import open_device
-from ptxgen.runtime.core.arguments import Capacities
 from ptxgen.runtime.core.backend import Geometry
+from ptxgen.runtime.core.launches.arguments import Capacities
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.launch import Config, config
 from tests.support.fake_cuda import TEXT, Binding, fake_device, real

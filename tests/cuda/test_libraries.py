@@ -12,10 +12,10 @@ import pytest
 
 from ptxgen.dtypes import dtype
 from ptxgen.runtime import Executor
-from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.runtime.core.launches.bound import BoundKernel
 from ptxgen.runtime.cuda.device import CudaDevice
+from tests.support.attention.kv_caches import spoil
 from tests.support.buffers import SCALE
-from tests.support.kv_caches import spoil
 
 pytestmark = pytest.mark.gpu
 TORCH_TYPES = {

@@ -7,9 +7,9 @@ import pytest
 from ptxgen.errors import CudaError
 from ptxgen.runtime import Model
 from ptxgen.runtime.cuda.driver import DriverError
-from tests.support.array_file import ArrayFile
 from tests.support.fake_cuda import Binding, fake_device
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 CALLS = ["cuGraphLaunch", "cuMemcpyDtoHAsync", "cuStreamSynchronize"]
 

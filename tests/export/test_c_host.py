@@ -16,8 +16,8 @@ from ptxgen.models.files import open_model
 from ptxgen.models.files.modelfile import ModelFile
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime.core.device import Device
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = EXAMPLES / "c_host" / "decode.c"

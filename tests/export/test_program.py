@@ -17,8 +17,8 @@ from ptxgen.errors import AssembleError, FileError
 from ptxgen.export.program import export_program
 from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 from tests.support.stand_in_assemblers import LINKER, PTXAS, install
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,5 +1,4 @@
-"""Products, rotation and append of a few tokens in one launch: against the parts, every cache, and sequences that take
-no part."""
+"""Products, rotation and append of a few tokens in one launch: against the parts, every cache, refusals."""
 
 from __future__ import annotations
 
@@ -69,27 +68,6 @@ def test_rows_of_some_heads(device: Device, weights: str, heads: str, precision:
     spec = DigitQkvAppend(**SHAPE | {"k": 1536}, weights=weights, heads=heads, bias=True, norm="rms",
                           kv_dtype="f16", precision=precision, programmatic=True)  # fmt: skip
     trial(spec, device, target=WHERE, rows=7).require()
-
-
-def test_a_sequence_without_a_position_in_the_cache_appends_nothing() -> None:
-    spec = DigitQkvAppend(**SHAPE, precise=True)
-    given = spec.example(np.random.default_rng(0), rows=4)
-    del given["q"]
-    given["positions"] = np.array([3, -1, 70, 69], np.int32)
-    out = trial(spec, CpuDevice(mode="check"), target=WHERE, arguments=given, rows=4).require().outputs
-    for name in ("k_cache", "v_cache"):
-        same = [(out[name][row] == given[name][row]).all() for row in range(4)]
-        assert same == [False, True, True, False], name
-    assert np.isfinite(out["q"]).all()  # attention loads it, whatever the length
-
-
-def test_rows_past_the_last_write_nothing() -> None:
-    spec = DigitQkvAppend(**SHAPE, norm="rms")
-    given = spec.example(np.random.default_rng(0), rows=6, n_rows=2)
-    out = trial(spec, CpuDevice(mode="check"), target=WHERE, arguments=given, rows=6).require().outputs
-    assert out["k_cache"][2:].tobytes() == given["k_cache"][2:].tobytes()
-    assert not np.isnan(out["q"][:2]).any()
-    assert np.isnan(out["q"][2:]).all()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Every family's attention equals that of transformers' own classes: heads, windows, scales, rotation, outputs.
 
-The record was made by `tests.tools.record_attention`; where torch and transformers are installed, the classes are asked
+The record was made by `tests.tools.record.attention`; where torch and transformers are installed, the classes are asked
 themselves.
 """
 
@@ -18,11 +18,11 @@ from ptxgen.models.families import FAMILIES
 from ptxgen.models.plan import plan
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
-from tests.support.attention_oracle import POSITIONS, arguments_of, compare, shape_of, step_of
-from tests.support.config_cases import CASES, LIKE_LLAMA
+from tests.support.models.attention_oracle import POSITIONS, arguments_of, compare, shape_of, step_of
+from tests.support.models.config_cases import CASES, LIKE_LLAMA
 from tests.tools import compare_configs, fuzz_configs
 from tests.tools.model_configs import CONFIGS
-from tests.tools.record_attention import RECORD, record
+from tests.tools.record.attention import RECORD, record
 
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
 

@@ -15,9 +15,9 @@ import safetensors.numpy
 from ptxgen.errors import ConfigWarning, FileError
 from ptxgen.models.files import ModelFile, checkpoint, open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
-from tests.support.model_files import write_checkpoint, write_folder
-from tests.tools.record_families import RECORD
+from tests.support.models.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
+from tests.support.models.model_files import write_checkpoint, write_folder
+from tests.tools.record.families import RECORD
 
 RECORDED = dict(np.load(RECORD))
 TIE = 3e-5
@@ -80,6 +80,15 @@ def test_a_head_in_another_type_is_said_to_be_that(tmp_path: Path) -> None:
     with pytest.warns(ConfigWarning, match=r"is stored as F16 \[131, \d+\], not as F32 \[131, \d+\]: logits are"):
         model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
     assert (model.values("lm_head") == arrays["lm_head.weight"]).all()
+
+
+def test_two_heads_under_two_prefixes_are_refused_as_that(tmp_path: Path) -> None:
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
+    for prefix in ("", "language_model."):
+        arrays[f"{prefix}lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
+    said = r"(language_model\.)?lm_head\.weight: stands there as (language_model\.)?lm_head\.weight, too"
+    with pytest.raises(FileError, match=said):
+        open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
 
 
 @pytest.mark.parametrize("prefix", ["", "language_model."])

@@ -12,7 +12,7 @@ import pytest
 
 from ptxgen.errors import SpecError
 from ptxgen.models import ModelShape, model_shape
-from tests.support.config_cases import CASES, Config
+from tests.support.models.config_cases import CASES, Config
 
 
 @pytest.fixture(scope="module", autouse=True)

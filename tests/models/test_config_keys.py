@@ -18,7 +18,19 @@ from ptxgen.models.families import FAMILIES
 from ptxgen.models.rope import SCALINGS
 from ptxgen.models.spec import model_spec
 from ptxgen.models.survey import Verdict, survey
-from tests.support.config_cases import CASES, FP8, KV, LLAMA, LONGROPE, QUARTER, SLIDING, YARN, Config, inside, of
+from tests.support.models.config_cases import (
+    CASES,
+    FP8,
+    KV,
+    LLAMA,
+    LONGROPE,
+    QUARTER,
+    SLIDING,
+    YARN,
+    Config,
+    inside,
+    of,
+)
 
 
 def warned(config: Config, max_len: int | None = None) -> list[str]:

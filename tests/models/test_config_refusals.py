@@ -10,7 +10,7 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.cli._main import invoke
 from ptxgen.models import model_shape
-from tests.support.config_cases import (
+from tests.support.models.config_cases import (
     FP8,
     GEMMA,
     KV,

@@ -7,7 +7,7 @@ from ptxgen.models.fitted import fitted
 from ptxgen.models.program import Program
 from ptxgen.products.wgmma.shape import PROCESSORS
 from ptxgen.targets import target
-from tests.support.families import small_spec
+from tests.support.models.families import small_spec
 
 WIDE = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1, "num_attention_heads": 32,

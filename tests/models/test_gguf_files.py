@@ -18,7 +18,15 @@ from ptxgen.models.files.gguf_model import FORMATS
 from ptxgen.models.files.modelfile import is_vector, unfused
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.spec import ModelSpec
-from tests.support.model_files import ARCHS, as_type, for_gguf, gguf_model, rewritten, write_checkpoint, write_gguf
+from tests.support.models.model_files import (
+    ARCHS,
+    as_type,
+    for_gguf,
+    gguf_model,
+    rewritten,
+    write_checkpoint,
+    write_gguf,
+)
 
 PROMPT = (1, 77, 5, 130, 42, 9, 63, 21, 21, 100, 8, 3)
 

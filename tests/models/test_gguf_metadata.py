@@ -13,7 +13,7 @@ import pytest
 
 from ptxgen.errors import FileError, SpecError
 from ptxgen.models.files import open_model
-from tests.support.model_files import ARCHS, rewritten, write_gguf
+from tests.support.models.model_files import ARCHS, rewritten, write_gguf
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}

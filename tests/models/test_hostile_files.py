@@ -21,8 +21,8 @@ from ptxgen.models.text.json_file import _of_tokenizers
 from ptxgen.models.text.json_file import text_of as json_text_of
 from ptxgen.models.text.llama2c import text_of
 from tests.models.test_checkpoints import write_llama2c
-from tests.support.families import CONFIGS
-from tests.support.model_files import add_vocabulary, write_checkpoint, write_gguf
+from tests.support.models.families import CONFIGS
+from tests.support.models.model_files import add_vocabulary, write_checkpoint, write_gguf
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "models"
 MUTATIONS = 300

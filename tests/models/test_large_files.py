@@ -16,8 +16,8 @@ from ptxgen.runtime import Model
 from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.models.test_hostile_files import MOST_BYTES, gguf_bytes, tensor, text
-from tests.support.families import CONFIGS
-from tests.support.model_files import write_gguf
+from tests.support.models.families import CONFIGS
+from tests.support.models.model_files import write_gguf
 
 
 def many_strings(n: int) -> bytes:

@@ -13,7 +13,7 @@ from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.text.bytelevel import CUTS
 from ptxgen.models.text.gguf import text_of
 from ptxgen.runtime import Device, Model
-from tests.tools.record_llama_cpp import KINDS, MODELS, N_TOKENS, PROMPTS, RECORD, SAMPLES, WIDE, completions
+from tests.tools.record.llama_cpp import KINDS, MODELS, N_TOKENS, PROMPTS, RECORD, SAMPLES, WIDE, completions
 
 RECORDED = json.loads(RECORD.read_text())
 # llama.cpp multiplies Q8_0 weights by activations that it rounds to 8 bits in blocks of 32; here they are f32, as they

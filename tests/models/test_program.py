@@ -16,8 +16,8 @@ from ptxgen.models.decode import STEPS, step_program
 from ptxgen.models.memory_plan import memory_plan, positions_at_once
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.weights import weight_format
-from tests.support.array_file import ArrayFile
-from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import CONFIGS, random_weights, small_spec
 
 COUNTERS = {"position": Tensor("position", s32, (1,), "state"), "length": Tensor("length", s32, (1,), "state")}
 ADVANCE = Op(Advance(max_len=64), {name: Ref(name) for name in COUNTERS}, {"rows": 1}, role="advance")

@@ -10,8 +10,16 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.spec import BLOCKS, model_spec
-from tests.support.families import CONFIGS, N_TOKENS, PROMPT, expected_tokens, llama2c, random_weights, small_spec
-from tests.tools.record_families import RECORD, logits_of, model_of
+from tests.support.models.families import (
+    CONFIGS,
+    N_TOKENS,
+    PROMPT,
+    expected_tokens,
+    llama2c,
+    random_weights,
+    small_spec,
+)
+from tests.tools.record.families import RECORD, logits_of, model_of
 
 RECORDED = dict(np.load(RECORD))
 CHECKPOINT = Path(__file__).parents[3] / "shared" / "models" / "aidreams260K.bin"

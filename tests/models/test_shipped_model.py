@@ -15,7 +15,7 @@ from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.spec import model_spec
 from ptxgen.weights import weight_format
-from tests.support.families import random_weights, torch_name
+from tests.support.models.families import random_weights, torch_name
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS, TRAIN = EXAMPLES / "models", EXAMPLES / "train"

@@ -17,7 +17,7 @@ from ptxgen.models.text.bytelevel import CUTS
 from ptxgen.models.text.gguf import text_of
 from ptxgen.models.text.json_file import text_of as json_text_of
 from ptxgen.models.text.llama2c import text_of as llama2c_text_of
-from tests.support.vocabularies import KEY, SAMPLES, pieces, trained
+from tests.support.models.vocabularies import KEY, SAMPLES, pieces, trained
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "examples" / "models"

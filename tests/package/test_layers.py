@@ -132,7 +132,10 @@ def test_support_functions_know_nothing_of_check_mode() -> None:
 
 
 # What tries or times one kernel by itself; it runs no op of a Program. `Module.launch` takes raw arguments of any PTX.
-OF_ONE_KERNEL = {"tools/trial.py", "tools/tuner.py", "tools/product_timer.py", "tools/checker.py", "core/module.py"}
+OF_ONE_KERNEL = {
+    *("tools/trial.py", "tools/tuner.py", "tools/product_timer.py", "tools/checker.py"),
+    "core/launches/module.py",
+}
 
 
 def test_nobody_but_a_step_binds_kernels() -> None:

@@ -20,11 +20,11 @@ from ptxgen.models.reference import ReferenceModel
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.resident import resident
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 # CTAs with rows of all products, of some and of none; all positions in one CTA, and in parts
 ALIKE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from ptxgen.errors import ExecutionError
 from ptxgen.generator import Ptx
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example
 from ptxgen.targets import target

@@ -18,7 +18,7 @@ from ptxgen.kernels import DigitGemm, IncrementalAttention, PackDigits, PackedGe
 from ptxgen.parity import Verdict, judge
 from ptxgen.products.few import layout
 from ptxgen.products.readings import EXACT, digit_readings
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.recording import Recording, record, replay
 from ptxgen.runtime.tools.trial import bind_example, trial

@@ -14,8 +14,8 @@ from ptxgen.kernels import ArgMax, IncrementalAttention, KvCacheGather, KvCacheS
 from ptxgen.launch import buffer
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
-from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.arguments import Capacities, check_alignment, check_overlaps, pack_raw
+from ptxgen.runtime.core.launches.arguments import Capacities, check_alignment, check_overlaps, pack_raw
+from ptxgen.runtime.core.memory.allocation import Allocation
 from ptxgen.runtime.core.param_block import ParamBlock, Slot, slots_of
 from ptxgen.runtime.cpu.run.param_space import _number
 from ptxgen.runtime.tools.trial import bind_example
@@ -188,7 +188,7 @@ def test_an_update_compares_what_was_not_bound_before(monkeypatch):
     given = {p.name: DEVICE.zeros(tuple(e if isinstance(e, int) else 2 for e in p.shape), p.dtype)
              for p in kernel.params if p.access != "workspace"}  # fmt: skip
     launch = kernel.bind(**given)
-    monkeypatch.setattr("ptxgen.runtime.core.kernel.check_overlaps", lambda *found: compared.append(found))
+    monkeypatch.setattr("ptxgen.runtime.core.launches.kernel.check_overlaps", lambda *found: compared.append(found))
     launch.update(**given)
     assert not compared
     name, buffer = next(iter(given.items()))

@@ -11,8 +11,8 @@ import pytest
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.lengths import MOST
-from ptxgen.runtime.core.arguments import Capacities
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.arguments import Capacities
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.core.param_block import ParamBlock, Slot
 from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.cuda.device import CudaDevice

@@ -12,9 +12,9 @@ import pytest
 
 from ptxgen.kernels import ArgMax, IncrementalAttention, KvCacheScatter, RopeKvAppend
 from ptxgen.runtime import BatchedKvCache, Device, Executor, Graph, KvCache, Stream
-from ptxgen.runtime.core.bound import BoundKernel
-from ptxgen.runtime.core.buffer import Buffer
-from tests.support.kv_caches import KINDS, spoil
+from ptxgen.runtime.core.launches.bound import BoundKernel
+from ptxgen.runtime.core.memory.buffer import Buffer
+from tests.support.attention.kv_caches import KINDS, spoil
 
 MOST = 33  # positions of a small cache: more than two pages and two tiles
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}

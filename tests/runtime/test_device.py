@@ -13,8 +13,8 @@ from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError, SpecError
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.core.backend import Copy
-from ptxgen.runtime.core.bound import BoundKernel
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.launches.bound import BoundKernel
+from ptxgen.runtime.core.memory.buffer import Buffer
 from tests.support.buffers import KINDS, SCALE
 
 

@@ -12,11 +12,11 @@ from ptxgen.errors import CudaError, ModuleLoadError, SpecError, TargetError
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_device
-from ptxgen.runtime.core.bound import BoundKernel
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.launches.bound import BoundKernel
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.kv.strided import Blocks
-from tests.support.kv_caches import spoil
-from tests.support.kv_oracle import attention
+from tests.support.attention.kv_caches import spoil
+from tests.support.attention.kv_oracle import attention
 
 SHAPE = {"max_len": 16, "n_kv_heads": 2, "head_dim": 64}
 

@@ -11,8 +11,8 @@ from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, Executor
 from ptxgen.runtime.core.backend import MemoryUse
-from tests.support.kv_caches import KINDS, spoil
-from tests.support.kv_oracle import Oracle, attention
+from tests.support.attention.kv_caches import KINDS, spoil
+from tests.support.attention.kv_oracle import Oracle, attention
 from tests.tools.soak import soak
 from tests.tools.soaked.sequence import Sequence
 

@@ -11,7 +11,7 @@ from ptxgen.errors import SpecError
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device, Executor, open_device
 from ptxgen.runtime.core.backend import Geometry
-from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.runtime.core.launches.bound import BoundKernel
 from ptxgen.runtime.tools.trial import bind_example, trial
 
 SPEC = IncrementalAttention(max_len=16, head_dim=8, n_heads=2, n_kv_heads=1)

@@ -18,7 +18,7 @@ from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime import open_device
 from ptxgen.runtime.arrays import dlpack
 from ptxgen.runtime.arrays.interop import contiguous, host_array
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
 from tests.support.buffers import KINDS
 from tests.support.fake_cuda import TEXT, Binding, fake_device

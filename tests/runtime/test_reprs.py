@@ -12,10 +12,10 @@ import pytest
 from ptxgen.kernels import ArgMax
 from ptxgen.runtime import Batch, Model, open_device
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.graph import Graph
-from tests.support.array_file import ArrayFile
+from ptxgen.runtime.core.launches.graph import Graph
 from tests.support.fake_cuda import fake_device
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 TEXT = ".version 7.0\n.target sm_80\n.address_size 64\n" + "".join(
     f".visible .entry e{n}()\n{{\n    ret;\n}}\n" for n in range(4)

@@ -11,8 +11,8 @@ import pytest
 from ptxgen.errors import SpecError
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.runtime import BatchedKvCache, Device, Executor
+from tests.support.attention.kv_caches import spoil
 from tests.support.fake_cuda import Binding, fake_device, running_device
-from tests.support.kv_caches import spoil
 
 HANDLE = 0x52
 

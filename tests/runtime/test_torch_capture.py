@@ -13,8 +13,8 @@ import pytest
 
 import ptxgen
 from ptxgen.kernels import ArgMax
-from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.diskcache import DiskCache
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.driver import Driver
 from tests.support.fake_cuda import Binding, Tensor

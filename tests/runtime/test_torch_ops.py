@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import SpecError
-from tests.support.kv_oracle import attention
+from tests.support.attention.kv_oracle import attention
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -1,1 +1,1 @@
-"""What several test files share: devices, small kernels, fakes and oracles of a KV cache."""
+"""What several test files share: devices, small kernels, fakes; models and attention have a folder each."""

@@ -19,8 +19,8 @@ import pytest
 real = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are not installed")
 
 from ptxgen.runtime import open_device  # noqa: E402
-from ptxgen.runtime.core.buffer import Buffer  # noqa: E402
 from ptxgen.runtime.core.diskcache import DiskCache  # noqa: E402
+from ptxgen.runtime.core.memory.buffer import Buffer  # noqa: E402
 from ptxgen.runtime.core.param_block import Slot  # noqa: E402
 from ptxgen.runtime.cuda.device import CudaDevice  # noqa: E402
 from ptxgen.runtime.cuda.driver import Driver  # noqa: E402

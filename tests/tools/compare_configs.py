@@ -15,9 +15,9 @@ from benchmarks.report.sentence import show_help
 from ptxgen.errors import SpecError
 from ptxgen.models.families import FAMILIES
 from ptxgen.models.survey import survey
-from tests.support.attention_oracle import FAR, compare, shape_of
-from tests.support.config_cases import LIKE_LLAMA, Config
-from tests.tools.record_attention import record
+from tests.support.models.attention_oracle import FAR, compare, shape_of
+from tests.support.models.config_cases import LIKE_LLAMA, Config
+from tests.tools.record.attention import record
 
 THIN = {
     "vocab_size": 32, "intermediate_size": 16, "intermediate_size_mlp": 16, "moe_intermediate_size": 16,

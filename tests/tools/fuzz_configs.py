@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.report.sentence import in_a_sentence
 from ptxgen.errors import SpecError
-from tests.support.attention_oracle import compare, shape_of
-from tests.support.config_cases import CASES, LLAMA3, LONG, SHORT, SLIDING, YARN, Config
-from tests.tools.record_attention import record
+from tests.support.models.attention_oracle import compare, shape_of
+from tests.support.models.config_cases import CASES, LLAMA3, LONG, SHORT, SLIDING, YARN, Config
+from tests.tools.record.attention import record
 
 _LISTS = {"short_factor": SHORT, "long_factor": LONG}
 _BOTH = {

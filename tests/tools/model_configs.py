@@ -15,8 +15,8 @@ from ptxgen.models.families import FAMILIES, Family
 from ptxgen.models.rope import SCALINGS, scaling_keys
 from ptxgen.models.spec import BLOCKS
 from ptxgen.models.survey import survey
-from tests.support.config_cases import LIKE_LLAMA
-from tests.tools.record_attention import RECORD
+from tests.support.models.config_cases import LIKE_LLAMA
+from tests.tools.record.attention import RECORD
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 PAGE = Path(__file__).parents[2] / "docs" / "model-configs.md"
@@ -68,7 +68,7 @@ def _families() -> Iterator[str]:
     yield (
         "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
         f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
-        "`python -m tests.tools.record_attention`; where torch is installed, too (the extra `oracle`), the tests ask "
+        "`python -m tests.tools.record.attention`; where torch is installed, too (the extra `oracle`), the tests ask "
         "the models again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). Defaults, heads, "
         "windows and bases are held against the configuration classes themselves, which need no torch. "
         f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "

@@ -36,14 +36,14 @@ _DISK = tuple(f"tests/runtime/test_diskcache{part}.py" for part in ("", "_proces
 TESTS = {
     "runtime/core/diskcache.py": (*_DISK, "tests/runtime/test_cache_guards.py"),
     "ptxgen/files/user_cache.py": (*_DISK, "tests/lines/test_bytecode.py"),
-    "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
+    "runtime/core/launches/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
     "runtime/cpu/compile/entry_cache.py": _OBJECTS,
     "runtime/cpu/compile/support_objects.py": _OBJECTS,
-    "runtime/core/arguments.py": _BIND,
+    "runtime/core/launches/arguments.py": _BIND,
     "runtime/core/param_block.py": _BIND,
     "runtime/core/scalars.py": _BIND,
-    "runtime/core/kernel.py": _BIND,
-    "runtime/core/allocation.py": _BIND,
+    "runtime/core/launches/kernel.py": _BIND,
+    "runtime/core/memory/allocation.py": _BIND,
     "runtime/cpu/run/param_space.py": ("tests/runtime/test_arguments.py", "tests/cpu/run/test_launch.py"),
     "runtime/cpu/run/global_memory.py": (
         "tests/cpu/run/test_global_memory.py", "tests/cpu/run/test_memory.py", "tests/runtime/test_cache_guards.py",
@@ -146,7 +146,7 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "runtime/cpu/compile/support_objects.py": (
         ('key_of(["support"', '"support", → nothing', "no other key has the same parts behind it"),
-        ('import_module("ptxgen.runtime.core', 'import_module("ptxgen.runtime.core.module") → pass', _AHEAD),
+        ('import_module("ptxgen.runtime.core', 'import_module("ptxgen.runtime.core.launches.module → pass', _AHEAD),
         ("registry.family_of", 'registry.family_of(("ret",)) → pass', _AHEAD),
         ("    sources_digest()", "sources_digest() → pass", _AHEAD),
         ("@functools.lru_cache(maxsize=1)", "1 → 2", _SIZE), ("@functools.lru_cache(maxsize=16)", "16 → 17", _SIZE),
@@ -158,7 +158,7 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("-(-size // 8), 1) + 15", "1 → 2", _MORE_MEMORY), ("-(-size // 8), 1) + 15", "15 → 16", _MORE_MEMORY),
         ("self._pointers = (", "1 → 2", _MORE_MEMORY),
     ),
-    "runtime/core/arguments.py": (
+    "runtime/core/launches/arguments.py": (
         ("for b in found[:1]", "1 → 2", "a parameter keeps one buffer: an array of pointers stands for those it lists"),
     ),
 }  # fmt: skip

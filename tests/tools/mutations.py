@@ -19,7 +19,7 @@ from ptxgen.errors import ExecutionError, SpecError
 from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType, supports
 from ptxgen.parity import judge
-from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example
 from ptxgen.spec.fields import domain

@@ -4,6 +4,7 @@ be read as a golden. `python -m tests.tools.outlines` writes them anew, as `gold
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,14 +63,21 @@ class Outline:
 
 def outlines() -> tuple[Outline, ...]:
     """Every outline that is kept."""
-    one, llama, long = {"n_heads": 1, "n_kv_heads": 1}, {"n_heads": 32, "n_kv_heads": 8}, {"max_len": 131072}
-    group, f16 = {"n_heads": 8, "n_kv_heads": 1}, {"q_dtype": "f16", "kv_dtype": "f16"}
-    bf16, fast = {"q_dtype": "bf16", "kv_dtype": "bf16"}, {"weights": "bf16", "precision": "fast"}
+    return (*of_products(), *of_prefill(), *of_decoding())
+
+
+LLAMA = {"n_heads": 32, "n_kv_heads": 8}
+ONE = {"n_heads": 1, "n_kv_heads": 1}
+BF16 = {"q_dtype": "bf16", "kv_dtype": "bf16"}
+F16 = {"q_dtype": "f16", "kv_dtype": "f16"}
+
+
+def of_products() -> Iterator[Outline]:
+    fast = {"weights": "bf16", "precision": "fast"}
     blocks = {"weights": "e4m3_block", "x_dtype": "e4m3", "precision": "fast", "out_dtype": "bf16"}
     gated = {"gated": True, "activation": "silu", "stream": True}
     crowded = {"bias": True, "activation": "gelu_tanh", "stream": True}
-    staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
-    return (
+    yield from (
         Outline(
             "product_shared_k", "sm_90", Gemv(40, 2304, "q4_k", residual=True), product=ProductChoice(4, 2, 6, 2, 1)
         ),
@@ -93,40 +101,52 @@ def outlines() -> tuple[Outline, ...]:
             "sm_90a",
             PackedGemm(n=256, k=512, weights="q4_k", x_dtype="f16", by_row=True, tokens=16, **gated, tile_rows=256),
         ),
-        Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
-        Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **llama, **bf16)),
-        Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16)),
+    )
+
+
+def of_prefill() -> Iterator[Outline]:
+    yield from (
+        Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **LLAMA)),
+        Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **LLAMA, **BF16)),
+        Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **LLAMA, **BF16)),
         Outline(
             "prefill_wgmma_ring",
             "sm_90a",
-            MultiHeadAttention(head_dim=64, **llama, **bf16, max_len=4096, window=1000, ring=1024),
+            MultiHeadAttention(head_dim=64, **LLAMA, **BF16, max_len=4096, window=1000, ring=1024),
         ),
         Outline(
-            "prefill_wgmma_e4m3", "sm_90a", MultiHeadAttention(head_dim=128, **llama, kv_dtype="e4m3", max_len=4096)
+            "prefill_wgmma_e4m3", "sm_90a", MultiHeadAttention(head_dim=128, **LLAMA, kv_dtype="e4m3", max_len=4096)
         ),
         Outline(
             "prefill_widened",
             "sm_90a",
-            MultiHeadAttention(head_dim=128, **llama, q_dtype="bf16", kv_dtype="e4m3", max_len=4096, widened=True),
+            MultiHeadAttention(head_dim=128, **LLAMA, q_dtype="bf16", kv_dtype="e4m3", max_len=4096, widened=True),
         ),
-        Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **one, max_len=4096, batched=True)),
-        Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
-        Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),
-        Outline("decode", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16)),
-        Outline("decode_once", "sm_90", IncrementalAttention(max_len=512, head_dim=64, **llama, **f16, indirect=True)),
+        Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **ONE, max_len=4096, batched=True)),
+        Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **ONE, kv_dtype="e4m3", max_len=4096)),
+        Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **ONE, kv_dtype="f32")),
+    )
+
+
+def of_decoding() -> Iterator[Outline]:
+    long, group = {"max_len": 131072}, {"n_heads": 8, "n_kv_heads": 1}
+    staged, wide = long | F16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
+    yield from (
+        Outline("decode", "sm_90", IncrementalAttention(**long, head_dim=64, **LLAMA, **F16)),
+        Outline("decode_once", "sm_90", IncrementalAttention(max_len=512, head_dim=64, **LLAMA, **F16, indirect=True)),
         Outline(
-            "decode_batched", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16, batched=True), 0, 1
+            "decode_batched", "sm_90", IncrementalAttention(**long, head_dim=64, **LLAMA, **F16, batched=True), 0, 1
         ),
-        Outline("decode_group", "sm_80", IncrementalAttention(**wide, **f16)),
-        Outline("decode_staged", "sm_90", IncrementalAttention(**staged, **llama, indirect=True), 2),
-        Outline("decode_staged_late", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2),
-        Outline("decode_staged_group", "sm_90", IncrementalAttention(**wide, **f16), 2),
-        Outline("decode_early_ticket", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2, 1),
-        Outline("decode_mergers", "sm_80", IncrementalAttention(**long, head_dim=64, **llama, **f16), 0, 8),
-        Outline("decode_f32", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, programmatic=True)),
+        Outline("decode_group", "sm_80", IncrementalAttention(**wide, **F16)),
+        Outline("decode_staged", "sm_90", IncrementalAttention(**staged, **LLAMA, indirect=True), 2),
+        Outline("decode_staged_late", "sm_90", IncrementalAttention(**staged, **ONE, programmatic=True), 2),
+        Outline("decode_staged_group", "sm_90", IncrementalAttention(**wide, **F16), 2),
+        Outline("decode_early_ticket", "sm_90", IncrementalAttention(**staged, **ONE, programmatic=True), 2, 1),
+        Outline("decode_mergers", "sm_80", IncrementalAttention(**long, head_dim=64, **LLAMA, **F16), 0, 8),
+        Outline("decode_f32", "sm_90", IncrementalAttention(**long, head_dim=64, **LLAMA, programmatic=True)),
         Outline("decode_f32_group", "sm_75", IncrementalAttention(**long, head_dim=512, n_heads=32, n_kv_heads=1)),
-        Outline("decode_f16_group", "sm_75", IncrementalAttention(**long, head_dim=128, **group, **f16)),
-        Outline("chunk", "sm_90", FlashDecodingChunk(**long, head_dim=128, **llama, **f16, programmatic=True)),
+        Outline("decode_f16_group", "sm_75", IncrementalAttention(**long, head_dim=128, **group, **F16)),
+        Outline("chunk", "sm_90", FlashDecodingChunk(**long, head_dim=128, **LLAMA, **F16, programmatic=True)),
         Outline("reduce_one", "sm_75", FlashDecodingReduce(head_dim=512, n_heads=1, max_chunks=1)),
     )
 

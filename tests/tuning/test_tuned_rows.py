@@ -18,7 +18,7 @@ from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
 from ptxgen.tuning import Choice, ProductChoice, Row, Table, fixed, shipped, using
 from tests.support import sweep
-from tests.support.decode_trials import poison
+from tests.support.attention.decode_trials import poison
 from tests.support.marks import needs_assembler
 
 ROWS = shipped().rows

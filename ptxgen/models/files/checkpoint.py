@@ -86,7 +86,10 @@ def _quantization(config: Any) -> dict[str, Any]:
 def _with_head(folder: Path, spec: ModelSpec, stored: dict[str, Stored]) -> ModelSpec:
     """The model with the head and the bias of the logits that its files have. Of a model with tied embeddings a head
     that is the embedding once more, in the same type, is left out of `stored`; another one is used, with a warning."""
-    parts = {name: one for one in stored.values() if (name := _OUTER.sub("", one.name)) in _ENDS}
+    parts: dict[str, Stored] = {}
+    for one in stored.values():
+        if (name := _OUTER.sub("", one.name)) in _ENDS:
+            _add(folder, parts, name, one)
     head, embedding = parts.get("lm_head.weight"), parts.get("embed_tokens.weight")
     spec = replace(spec, head_bias="lm_head.bias" in parts)
     if head is None or not spec.tied:
@@ -184,9 +187,7 @@ def _held(
         ours = f"{ours}.bias" if part == "bias" else ours
         if part == "bias" and ours not in wanted and len(one.raw) <= _LONGEST_BIAS and not one.raw.any():
             continue  # as some GPTQ files have for every matrix
-        other = groups.setdefault(ours, {}).setdefault(part, one)
-        if other is not one:
-            raise FileError(f"{folder}: {one.name}: stands there as {other.name}, too")
+        _add(folder, groups.setdefault(ours, {}), part, one)
     held: dict[str, Held] = {}
     for name, parts in groups.items():
         whole = _matrix(folder, name, parts, quantization)
@@ -207,6 +208,13 @@ def _held(
                 TensorInfo(whole.info.format, rows[index], whole.info.cols), read, whole.name
             )
     return held
+
+
+def _add(folder: Path, parts: dict[str, Stored], name: str, one: Stored) -> None:
+    """A part under its name without prefixes, which no two tensors may have."""
+    other = parts.setdefault(name, one)
+    if other is not one:
+        raise FileError(f"{folder}: {one.name}: stands there as {other.name}, too")
 
 
 def _matrix(folder: Path, name: str, parts: Mapping[str, Stored], quantization: Mapping[str, Any]) -> Held:

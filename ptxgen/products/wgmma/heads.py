@@ -17,22 +17,20 @@ from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.threads import divide_any
 from ptxgen.products.heads import Heads
 from ptxgen.products.wgmma.geometry import VECTOR, Geometry
-from ptxgen.products.wgmma.outlets import RowsOut
+from ptxgen.products.wgmma.outlets import Outlet
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 
 
-class HeadsOut(RowsOut):
+class HeadsOut(Outlet):
     """Where four neighbouring elements of a head go: to q, or to the cache of k or of v. The product's row 0 is row
     `first` of q, k and v; a lane has `loads` tokens, `together` apart."""
 
-    def __init__(
-        self, b: Builder, spec: PackedProduct, at: Geometry, heads: Heads, first: int, loads: int, together: int
-    ) -> None:
-        self.b, self.spec, self.heads, self.first, self.together = b, spec, heads, first, together
-        self.ragged = False  # records are whole
+    def __init__(self, b: Builder, spec: PackedProduct, heads: Heads, first: int, loads: int, together: int) -> None:
         self.q_end = heads.n_heads * heads.head_dim
+        super().__init__(b, spec, f32.bytes * self.q_end, ragged=False)  # records are whole
+        self.heads, self.first, self.together = heads, first, together
         self.k_end = (heads.n_heads + heads.n_kv_heads) * heads.head_dim
         self.has_q, self.turns = first < self.q_end, first < self.k_end
         self.caches = [b.ld_param(f"{x}_cache") for x in "kv"]
@@ -43,7 +41,6 @@ class HeadsOut(RowsOut):
         self.rows = b.array("row_of_cache", "u64", loads)  # 0: nothing is appended
         self.kv_head, self.cache = b.reg("kv_head", "u32"), b.reg("cache", "u64")
         self.appends, self.sequence = b.reg("appends", "pred"), b.reg("sequence", "u32")
-        self._token = 0
 
     def ask(self, row: Reg, column: Reg, count: Reg) -> None:
         """Of the first token, which is `row`, the elements from `column` on: their place in a head, and what is asked
@@ -87,7 +84,7 @@ class HeadsOut(RowsOut):
         b.op("selp.b64", self.cache, v_cache, k_cache, is_v)
         b.op("mad.wide.u32", self.cache, element, heads.kv_dtype.bytes, self.cache)
         if self.has_q:
-            b.op("mad.wide.u32", self.to, self.sequence, f32.bytes * self.q_end, self.q)
+            b.op("mad.wide.u32", self.to, self.sequence, self.row_bytes, self.q)
             b.op("mad.wide.u32", self.to, column, f32.bytes, self.to)
 
     def find(self, tile: Reg, token: Reg, row: Reg, column: Reg) -> None:
@@ -112,9 +109,8 @@ class HeadsOut(RowsOut):
             b.op("selp.b64", to, to, 0, writes)
 
     def go_to(self, token: int) -> None:
-        more = token - self._token
-        if more and self.has_q:
-            self.b.op("add.u64", self.to, self.to, f32.bytes * self.q_end * more)
+        if self.has_q:
+            super().go_to(token)
         self._token = token
 
     def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
@@ -146,7 +142,7 @@ class HeadResults(Results):
 
     def _make_outlet(self) -> HeadsOut:
         loads = self.at.out_tokens // self.together
-        self.heads_out = HeadsOut(self.b, self.spec, self.at, self.heads, self.first, loads, self.together)
+        self.heads_out = HeadsOut(self.b, self.spec, self.heads, self.first, loads, self.together)
         return self.heads_out
 
     def _ask_early(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,23 +18,24 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 
-class RowsOut:
-    """Where four neighbouring outputs of a token go: out `[rows, n]`, f32 or 16 bits."""
+class Outlet(ABC):
+    """Where four neighbouring outputs of a token go: `to` points at a row, and rows are `row_bytes` apart. `ragged`: a
+    row may end within four."""
 
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, param: str = "out") -> None:
-        self.b, self.spec, self.ragged = b, spec, spec.n % VECTOR != 0
-        self.out, self.to = b.ld_param(param), b.reg("store_at" if param == "out" else f"{param}_at", "u64")
-        self.bytes = spec.out_dtype.bytes
+    to: Reg
+    columns_left: Reg
+
+    def __init__(self, b: Builder, spec: PackedProduct, row_bytes: int, *, ragged: bool) -> None:
+        self.b, self.spec, self.row_bytes, self.ragged = b, spec, row_bytes, ragged
         self._token = 0
 
+    @abstractmethod
     def find(self, tile: Reg, token: Reg, row: Reg, column: Reg) -> None:
         """Of `row`, which is `token` of a tile, the outputs from `column` on."""
-        b, spec = self.b, self.spec
-        b.op("mad.wide.u32", self.to, row, self.bytes * spec.n, self.out)
-        b.op("mad.wide.u32", self.to, column, self.bytes, self.to)
-        if self.ragged:
-            self.columns_left = b.op("sub.u32", scratch(b, "columns_left", "u32"), spec.n, column)
-        self._token = 0
+
+    @abstractmethod
+    def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
+        """Store four results under `guard`, in a row that ends within them those inside."""
 
     def move(self, opcode: str, values: Sequence[Reg], at: Reg, guard: Reg, offset: int = 0) -> None:
         """Load or store four values, or those of them inside the row."""
@@ -51,15 +53,31 @@ class RowsOut:
     def go_to(self, token: int) -> None:
         """Point at the row so many tokens from the first."""
         if token != self._token:
-            self.b.op("add.u64", self.to, self.to, self.bytes * self.spec.n * (token - self._token))
+            self.b.op("add.u64", self.to, self.to, self.row_bytes * (token - self._token))
             self._token = token
 
     def load(self, values: Sequence[Reg], guard: Reg, tokens: int) -> None:
         """What is there already, in the row so many tokens from the one that `go_to` points at."""
-        self.move("ld.global", values, self.to, guard, self.bytes * self.spec.n * tokens)
+        self.move("ld.global", values, self.to, guard, self.row_bytes * tokens)
+
+
+class RowsOut(Outlet):
+    """out `[rows, n]`, f32 or 16 bits."""
+
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, param: str = "out") -> None:
+        super().__init__(b, spec, spec.out_dtype.bytes * spec.n, ragged=spec.n % VECTOR != 0)
+        self.out, self.to = b.ld_param(param), b.reg("store_at" if param == "out" else f"{param}_at", "u64")
+        self.bytes = spec.out_dtype.bytes
+
+    def find(self, tile: Reg, token: Reg, row: Reg, column: Reg) -> None:
+        b, spec = self.b, self.spec
+        b.op("mad.wide.u32", self.to, row, self.row_bytes, self.out)
+        b.op("mad.wide.u32", self.to, column, self.bytes, self.to)
+        if self.ragged:
+            self.columns_left = b.op("sub.u32", scratch(b, "columns_left", "u32"), spec.n, column)
+        self._token = 0
 
     def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
-        """Store four results under `guard`, in a row that ends within them those inside."""
         b, dtype = self.b, self.spec.out_dtype
         if dtype == f32:
             self.move("st.global", values, self.to, guard)

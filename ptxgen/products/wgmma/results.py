@@ -15,7 +15,7 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma.geometry import BANK_PAD, OCTET, VECTOR, WARPS, Geometry
-from ptxgen.products.wgmma.outlets import RowsOut, TilesOut
+from ptxgen.products.wgmma.outlets import Outlet, RowsOut, TilesOut
 from ptxgen.products.wgmma.registers import REGISTERS
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.rounds import build_rounds
@@ -160,7 +160,7 @@ class Results:
             self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
         self._find_beside(row, column)
 
-    def _make_outlet(self) -> RowsOut:
+    def _make_outlet(self) -> Outlet:
         """Where results go; part of `begin_results`."""
         return (TilesOut if self.spec.packed_out else RowsOut)(self.b, self.spec, self.at)
 

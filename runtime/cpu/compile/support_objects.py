@@ -138,7 +138,7 @@ def of(host: Host, check: bool) -> Library:
 
 def prepare(check: bool) -> None:
     """Do what no kernel need wait for: start the compiler, import what loads, have the core at hand, link once."""
-    import_module("ptxgen.runtime.core.module")
+    import_module("ptxgen.runtime.core.launches.module")
     registry.family_of(("ret",))
     sources_digest()
     library = of(this_host(), check)

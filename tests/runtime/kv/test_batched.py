@@ -11,8 +11,8 @@ import pytest
 
 from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.runtime import BatchedKvCache, Device, KvCache, open_device
+from tests.support.attention.kv_caches import KINDS, as_float, filled, made
 from tests.support.fake_cuda import fake_device
-from tests.support.kv_caches import KINDS, as_float, filled, made
 
 
 @pytest.fixture(params=["fake", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -9,10 +9,10 @@ import pytest
 
 from ptxgen.errors import CapacityError
 from ptxgen.runtime import BatchedKvCache, Device, open_device
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.kv.pages import PageTable
+from tests.support.attention.kv_caches import filled, made
 from tests.support.fake_cuda import fake_device
-from tests.support.kv_caches import filled, made
 
 MOST = 100  # more copies than any of these changes makes
 

@@ -13,8 +13,8 @@ from ptxgen.dtypes import dtype
 from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.runtime import Device, Executor, KvCache, Snapshot, open_device
 from ptxgen.runtime.kv.snapshot import Layer
+from tests.support.attention.kv_caches import KINDS, as_float, filled, made
 from tests.support.fake_cuda import fake_device
-from tests.support.kv_caches import KINDS, as_float, filled, made
 
 
 @pytest.fixture(params=["fake", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

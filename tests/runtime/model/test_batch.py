@@ -10,8 +10,8 @@ import pytest
 from ptxgen import CapacityError, SpecError
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -9,9 +9,9 @@ from ptxgen.kernels import DigitGemm
 from ptxgen.models.decode import step_program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.support.array_file import ArrayFile
-from tests.support.batches import WIDE, has_models_tokens
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.batches import WIDE, has_models_tokens
+from tests.support.models.families import random_weights, small_spec
 
 PRODUCTS = ["o_proj", "gate_up", "down_proj"]
 HEADS_NORMED = ["qkv", "rope_append", "attention", *PRODUCTS]

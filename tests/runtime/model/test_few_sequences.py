@@ -12,9 +12,9 @@ from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.support.array_file import ArrayFile
-from tests.support.batches import CLOSE, WIDE, has_models_tokens
-from tests.support.families import N_TOKENS, PROMPT, random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.batches import CLOSE, WIDE, has_models_tokens
+from tests.support.models.families import N_TOKENS, PROMPT, random_weights, small_spec
 
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])

@@ -11,7 +11,7 @@ import pytest
 from ptxgen.errors import ExecutionError, SpecError
 from ptxgen.kernels import ArgMax
 from ptxgen.runtime import Model, open_device
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.cpu.program import Program
 from ptxgen.runtime.kv.strided import Blocks

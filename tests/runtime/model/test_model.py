@@ -22,9 +22,17 @@ from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.targets import target
-from tests.support.array_file import ArrayFile
-from tests.support.families import CONFIGS, N_TOKENS, PROMPT, expected_tokens, llama2c, random_weights, small_spec
-from tests.tools.record_families import RECORD
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import (
+    CONFIGS,
+    N_TOKENS,
+    PROMPT,
+    expected_tokens,
+    llama2c,
+    random_weights,
+    small_spec,
+)
+from tests.tools.record.families import RECORD
 
 CHECKPOINT = Path(__file__).parents[4] / "shared" / "models" / "aidreams260K.bin"
 RECORDED = dict(np.load(RECORD))

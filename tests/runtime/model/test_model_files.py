@@ -17,9 +17,9 @@ from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Device, Model, open_device
 from ptxgen.weights import weight_format
 from tests.models.test_checkpoints import packed, write_llama2c
-from tests.support.array_file import ArrayFile
-from tests.support.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
-from tests.support.model_files import ARCHS, write_folder, write_gguf
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
+from tests.support.models.model_files import ARCHS, write_folder, write_gguf
 
 CLOSE = 1e-5  # of the largest logit
 SIZES = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=2, head_dim=64)

@@ -14,8 +14,8 @@ from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.profile import op_bytes
 from ptxgen.runtime.model.timing import StepTime, _parts, step_time
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 
 @pytest.fixture(scope="module")

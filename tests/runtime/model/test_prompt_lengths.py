@@ -15,8 +15,8 @@ from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 CLOSE = 3e-5  # of logits around 10
 BF16 = {"layers.0.o_proj": "bf16", "norm": "f32", "layers.0.mlp_norm": "f32"}

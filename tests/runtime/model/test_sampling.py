@@ -11,11 +11,11 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.runtime import Model, Sampling, open_device
 from ptxgen.runtime.core.device import Device
-from tests.support.array_file import ArrayFile
-from tests.support.families import PROMPT, random_weights, small_spec
-from tests.tools.record_drawn import MAX_LEN, MODEL, SETTINGS, drawn
-from tests.tools.record_drawn import RECORD as RECORD_OF_DRAWS
-from tests.tools.record_families import RECORD
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import PROMPT, random_weights, small_spec
+from tests.tools.record.drawn import MAX_LEN, MODEL, SETTINGS, drawn
+from tests.tools.record.drawn import RECORD as RECORD_OF_DRAWS
+from tests.tools.record.families import RECORD
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

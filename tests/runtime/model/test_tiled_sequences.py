@@ -12,9 +12,9 @@ from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.support.array_file import ArrayFile
-from tests.support.batches import WIDE, has_models_tokens
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.batches import WIDE, has_models_tokens
+from tests.support.models.families import random_weights, small_spec
 
 FIVE = ["qkv_append", "attention", "o_proj", "gate_up", "down_proj"]
 

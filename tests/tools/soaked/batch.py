@@ -8,8 +8,8 @@ import numpy as np
 
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import BatchedKvCache, Device, KvCache
-from tests.support.kv_caches import spoil
-from tests.support.kv_oracle import Oracle
+from tests.support.attention.kv_caches import spoil
+from tests.support.attention.kv_oracle import Oracle
 from tests.tools.soaked.life import Life, bytes_of, floats
 
 

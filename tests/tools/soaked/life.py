@@ -11,7 +11,7 @@ from ptxgen.dtypes import dtype
 from ptxgen.errors import CapacityError
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, KvCache
-from tests.support.kv_caches import KINDS
+from tests.support.attention.kv_caches import KINDS
 
 QUERIES = ("f32", "f16", "bf16")
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ptxgen.runtime import Device, Executor, Snapshot
-from tests.support.kv_caches import spoil
-from tests.support.kv_oracle import Oracle
+from tests.support.attention.kv_caches import spoil
+from tests.support.attention.kv_oracle import Oracle
 from tests.tools.soaked.life import Life, bytes_of, floats
 
 

@@ -167,8 +167,8 @@ def build(
     step = Step(b, attention, task, ring, loader, query, once=once)
     _first_loads(b, task, ring, loader, once=once)
     query_part = _query(b, query, arena, early=task.early)
-    _start(b, attention, shape, task, step)
-    b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
+    _start(b, shape, task, step)
+    b.expose(turns=[_turn(b, task, ring, step, turn) for turn in range(ring.unroll)])
     if once:
         with b.fragment("run_nothing", "the softmax over no key"):
             step.nothing()
@@ -212,7 +212,7 @@ def _build_staged(
     with b.fragment("stage_begin"):
         stages.begin()
     query_part = _query(b, query, arena, early=task.early)
-    _start(b, attention, shape, task, step)
+    _start(b, shape, task, step)
     with b.fragment("stage_poll"):
         stages.poll()
     with b.fragment("stage_read"):
@@ -220,7 +220,7 @@ def _build_staged(
     with b.fragment("stage_next"):
         stages.release()
         stages.turn()
-    b.expose(turns=[_turn(b, attention, task, ring, step, 0)])
+    b.expose(turns=[_turn(b, task, ring, step, 0)])
     with b.fragment("acc_store"):
         Store(step, partials).emit(arena)
     main = "mma/staged" if blind else "mma/staged_known"
@@ -318,14 +318,14 @@ def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> str:
     return "query/staged"
 
 
-def _start(b: Builder, attention: Attention, shape: LoopShape, task: Task, step: Step) -> None:
+def _start(b: Builder, shape: LoopShape, task: Task, step: Step) -> None:
     with b.fragment("run_start", "nothing seen so far: maxima, sums and output"):
         step.start()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
         step.load_per_head(shape)
 
 
-def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, turn: int) -> Turn:
+def _turn(b: Builder, task: Task, ring: Ring, step: Step, turn: int) -> Turn:
     """The fragments of one tile of the unrolled loop."""
     suffix = f"_{turn}" if ring.unroll > 1 else ""
     with b.fragment(f"tile_scores{suffix}") as scores:

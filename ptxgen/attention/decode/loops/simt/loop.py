@@ -63,7 +63,7 @@ def build(
         step.start()
         step.load_per_head()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
-    _tile(b, attention, task, loader, step)
+    _tile(b, task, loader, step)
     if lanes.token_lanes > 1:
         with b.fragment("acc_collect_start"):
             step.collect_start()
@@ -94,7 +94,7 @@ def _query(b: Builder, query: Query, shape: LoopShape, arena: Shared, *, early: 
     return "query/staged"
 
 
-def _tile(b: Builder, attention: Attention, task: Task, loader: Loader, step: Step) -> None:
+def _tile(b: Builder, task: Task, loader: Loader, step: Step) -> None:
     with b.fragment("tile_scores"):
         step.dot()
         step.bounds.find()

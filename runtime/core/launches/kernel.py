@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from ptxgen.errors import SpecError
 from ptxgen.launch import Param, capacities_of
 from ptxgen.lengths import MOST
-from ptxgen.runtime.core.arguments import Capacities, check_alignment, check_buffer, check_overlaps
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
-from ptxgen.runtime.core.bound import BoundKernel, Packed
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.launches.arguments import Capacities, check_alignment, check_buffer, check_overlaps
+from ptxgen.runtime.core.launches.bound import BoundKernel, Packed
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.wrap import argument
 from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.scalars import pack_scalar
-from ptxgen.runtime.core.wrap import argument
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.core.buffer_device import BufferDevice
+    from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 
 
 class Kernel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ptxgen.errors import CudaError
-from ptxgen.runtime.core.allocation import Allocation
+from ptxgen.runtime.core.memory.allocation import Allocation
 from ptxgen.runtime.core.stream import Stream
 
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime.model.batch import Batch
-from tests.support.array_file import ArrayFile
-from tests.support.families import PROMPT
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import PROMPT
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}  # whole units and tiles
 CLOSE = {"exact": 3e-6, "fast": 3e-2, "e4m3": 3e-2}  # logits, by precision: of the largest

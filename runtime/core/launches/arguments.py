@@ -10,8 +10,8 @@ import numpy as np
 from ptxgen.errors import SpecError
 from ptxgen.integers import as_index
 from ptxgen.launch import Extent, Param, evaluate
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.tensor_map import TensorMap
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device_base import DeviceBase

@@ -9,10 +9,10 @@ import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
-from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.buffer import Buffer, as_shape
 from ptxgen.runtime.core.device_base import DeviceBase
-from ptxgen.runtime.core.tensor_map import TensorMap, tensor_map
+from ptxgen.runtime.core.memory.allocation import Allocation
+from ptxgen.runtime.core.memory.buffer import Buffer, as_shape
+from ptxgen.runtime.core.memory.tensor_map import TensorMap, tensor_map
 
 
 class BufferDevice(DeviceBase):
@@ -75,7 +75,7 @@ class BufferDevice(DeviceBase):
         Takes a `Buffer`, `__dlpack__`, `__cuda_array_interface__`, and on the CPU device NumPy arrays. The memory must
         be this device's and C-contiguous; `SpecError` says what was expected and what came.
         """
-        from ptxgen.runtime.core.wrap import import_buffer
+        from ptxgen.runtime.core.memory.wrap import import_buffer
 
         return import_buffer(self, source)
 

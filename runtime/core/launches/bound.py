@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Function, Geometry, Launcher
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.allocation import Allocation
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer_device import BufferDevice
+    from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 
 Packed = tuple[int, bytes, tuple[Buffer, ...]]  # parameter index, its bytes, the buffers it points to
 Kept = Mapping[int, tuple[Buffer, ...]]  # the buffers of an argument, by its index

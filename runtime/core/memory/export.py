@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ptxgen.runtime.arrays import dlpack
+from ptxgen.runtime.core.memory.stream_order import after_others
 from ptxgen.runtime.core.stream import Stream
-from ptxgen.runtime.core.stream_order import after_others
 
 if TYPE_CHECKING:
     from ptxgen.dtypes import DType
-    from ptxgen.runtime.core.allocation import Allocation
     from ptxgen.runtime.core.device_base import DeviceBase
+    from ptxgen.runtime.core.memory.allocation import Allocation
 
 
 class Exported(Protocol):

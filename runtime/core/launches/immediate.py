@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.launches.graph import Graph, Node
 from ptxgen.runtime.core.param_block import ParamBlock
 from ptxgen.runtime.core.stream import Event, Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer_device import BufferDevice
+    from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 
 Job = Callable[[], None]
 

@@ -12,8 +12,8 @@ from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
 from ptxgen.runtime.arrays import dlpack
 from ptxgen.runtime.arrays.interop import REFUSALS, checked, contiguous, library, take
-from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.memory.allocation import Allocation
+from ptxgen.runtime.core.memory.buffer import Buffer
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device_base import DeviceBase

@@ -12,8 +12,8 @@ from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.integers import as_index
-from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Copy
+from ptxgen.runtime.core.memory.allocation import Allocation
 from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.core.stream import Stream
 
@@ -192,20 +192,20 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        from ptxgen.runtime.core import export
+        from ptxgen.runtime.core.memory import export
 
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError(f"__dlpack__: gives its own memory only (got copy={copy}, dl_device={dl_device})")
         return export.export_dlpack(self, stream, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from ptxgen.runtime.core import export
+        from ptxgen.runtime.core.memory import export
 
         return export.dlpack_device(self.device)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        from ptxgen.runtime.core import export
+        from ptxgen.runtime.core.memory import export
 
         return export.export_cuda_interface(self)
 

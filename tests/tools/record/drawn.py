@@ -1,6 +1,6 @@
 """Records the tokens that the shipped model draws on the CPU executor.
 
-`python -m tests.tools.record_drawn` writes tests/data/drawn.json. The tests compare every device with the record.
+`python -m tests.tools.record.drawn` writes tests/data/drawn.json. The tests compare every device with the record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.report.sentence import show_help
 from ptxgen.runtime import Model, Sampling, open_device
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECORD = ROOT / "tests" / "data" / "drawn.json"
 MODEL = ROOT / "examples" / "models" / "kjv-q8_0.gguf"
 PROMPT, N_TOKENS, MAX_LEN = "And it came to pass", 24, 64

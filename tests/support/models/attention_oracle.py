@@ -1,4 +1,4 @@
-"""Our kernels of a layer beside what `tests.tools.record_attention` saw transformers' layer do."""
+"""Our kernels of a layer beside what `tests.tools.record.attention` saw transformers' layer do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ptxgen.models import ModelShape, model_shape
 from ptxgen.models.plan import Step, plan
-from tests.support.config_cases import Config
+from tests.support.models.config_cases import Config
 
 POSITIONS = (0, 1, 2, 3, 4, 5, 6, 1000)
 FAR = POSITIONS[-1]  # of the rotated query that is kept

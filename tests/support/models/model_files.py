@@ -1,4 +1,4 @@
-"""Small model files, written by `gguf` and `safetensors` themselves from `tests.support.families`' models."""
+"""Small model files, written by `gguf` and `safetensors` themselves from `tests.support.models.families`' models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import safetensors.numpy
 from gguf.quants import quantize
 
 from ptxgen.models.spec import ModelSpec, model_spec
-from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
+from tests.support.models.families import CONFIGS, random_weights, small_spec, torch_name
 
 # GGUF's architecture of a family, and what its metadata cannot say otherwise.
 ARCHS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {

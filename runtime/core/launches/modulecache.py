@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from ptxgen.generator import Ptx
-    from ptxgen.runtime.core.buffer_device import BufferDevice
-    from ptxgen.runtime.core.kernel import Kernel
+    from ptxgen.runtime.core.launches.kernel import Kernel
+    from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 
     Key = tuple[KernelType, Target, str]  # and of which kind
     Kernels = tuple[dict[KernelType, Kernel], dict[tuple[KernelType, Target], Kernel]]
@@ -194,7 +194,7 @@ class ModuleCache:
         return Rendered(ptx, (time.perf_counter() - started) * 1e3)
 
     def _link(self, key: Key, load: Future[Kernel], rendered: Rendered) -> None:
-        from ptxgen.runtime.core.kernel import Kernel
+        from ptxgen.runtime.core.launches.kernel import Kernel
 
         spec, target, _ = key
         device, ptx = self.device, rendered.ptx

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.errors import ModuleLoadError, SpecError, brief
-from ptxgen.runtime.core.arguments import pack_raw
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
-from ptxgen.runtime.core.bound import BoundKernel, Packed
-from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.launches.arguments import pack_raw
+from ptxgen.runtime.core.launches.bound import BoundKernel, Packed
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.tensor_map import TensorMap
+from ptxgen.runtime.core.memory.wrap import argument
 from ptxgen.runtime.core.param_block import ParamBlock
-from ptxgen.runtime.core.tensor_map import TensorMap
-from ptxgen.runtime.core.wrap import argument
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer_device import BufferDevice
+    from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 
 
 class Entry:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.bound import libraries_of, stream_without_one
+from ptxgen.runtime.core.launches.bound import libraries_of, stream_without_one
+from ptxgen.runtime.core.memory.allocation import Allocation
+from ptxgen.runtime.core.memory.stream_order import after_others
 from ptxgen.runtime.core.stream import Stream
-from ptxgen.runtime.core.stream_order import after_others
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.core.bound import BoundKernel
-    from ptxgen.runtime.core.buffer_device import BufferDevice
+    from ptxgen.runtime.core.launches.bound import BoundKernel
+    from ptxgen.runtime.core.memory.buffer_device import BufferDevice
 
 
 class Node:

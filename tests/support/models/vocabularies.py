@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ptxgen.models.text.bytelevel import CUTS
-from tests.support.model_files import WORDS
+from tests.support.models.model_files import WORDS
 
 SAMPLES = (
     "In the beginning God created the heaven and the earth.",

@@ -1,6 +1,6 @@
-"""Records what transformers' own classes say of the small models of `tests.support.families`, in float64.
+"""Records what transformers' own classes say of the small models of `tests.support.models.families`, in float64.
 
-`python -m tests.tools.record_families` writes tests/data/families.npz. Needs torch and transformers; nothing else here
+`python -m tests.tools.record.families` writes tests/data/families.npz. Needs torch and transformers; nothing else here
 does. The tests compare with the record, and with the classes themselves where they are installed.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.sentence import in_a_sentence, show_help
-from tests.support.families import CONFIGS, N_TOKENS, PROMPT, random_weights, small_spec, torch_name
+from tests.support.models.families import CONFIGS, N_TOKENS, PROMPT, random_weights, small_spec, torch_name
 
-RECORD = Path(__file__).parents[1] / "data" / "families.npz"
+RECORD = Path(__file__).parents[2] / "data" / "families.npz"
 
 
 def model_of(family: str, seed: int = 0) -> Any:

@@ -1,6 +1,6 @@
 """Records what llama.cpp makes of the shipped model and of small vocabularies.
 
-`python -m tests.tools.record_llama_cpp` writes tests/data/llama_cpp.json. Needs llama_cpp, built from its source for
+`python -m tests.tools.record.llama_cpp` writes tests/data/llama_cpp.json. Needs llama_cpp, built from its source for
 the CPU: `pip install --no-binary llama-cpp-python llama-cpp-python`. The tests compare with the record, and with
 llama.cpp itself where it is installed.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.report.sentence import in_a_sentence, show_help
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECORD = ROOT / "tests" / "data" / "llama_cpp.json"
 MODELS = {kind: ROOT / "examples" / "models" / f"kjv-{kind}.gguf" for kind in ("f16", "q8_0")}
 WIDE = "q8_0_f32"  # the values of q8_0 in f32 matrices, which llama.cpp multiplies by activations as they are
@@ -131,7 +131,7 @@ def main() -> None:
     import llama_cpp
 
     from ptxgen.models.text.bytelevel import CUTS
-    from tests.support.vocabularies import pieces, trained
+    from tests.support.models.vocabularies import pieces, trained
 
     scored, merged = pieces()[0], trained("gpt-2")[0]
     record = {

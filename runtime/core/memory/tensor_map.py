@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.runtime.arrays.tensormap import Tiling, require, tiling
-from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.wrap import import_buffer
+from ptxgen.runtime.core.memory.buffer import Buffer
+from ptxgen.runtime.core.memory.wrap import import_buffer
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device_base import DeviceBase

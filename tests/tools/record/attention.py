@@ -1,6 +1,6 @@
-"""Records what transformers' own models do in attention, for the small configurations of `tests.support.config_cases`.
+"""Records what transformers' own models do in attention, for the small configurations of `config_cases`.
 
-`python -m tests.tools.record_attention` writes tests/data/attention.json. Needs torch and transformers; nothing else
+`python -m tests.tools.record.attention` writes tests/data/attention.json. Needs torch and transformers; nothing else
 here does. Of every layer: its heads, scale, window, a query before and after rotation, and what its attention gives for
 drawn q, k, v. All tokens of a run are equal, so that a query differs from the first token's by its rotation alone.
 """
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.sentence import in_a_sentence, show_help
-from tests.support.attention_oracle import FAR, POSITIONS, drawn
-from tests.support.config_cases import CASES, Config
+from tests.support.models.attention_oracle import FAR, POSITIONS, drawn
+from tests.support.models.config_cases import CASES, Config
 
-RECORD = Path(__file__).parents[1] / "data" / "attention.json"
+RECORD = Path(__file__).parents[2] / "data" / "attention.json"
 NAME = "ptxgen_record"
 
 
