@@ -59,6 +59,35 @@ def sdpa(backend: str, masked: bool = True) -> Prepare:
     return prepare
 
 
+def varlen(inputs: Inputs) -> Ready:
+    """torch's FlashAttention 2 of all sequences in one launch, one after the other in memory."""
+    import torch
+
+    lengths = sequences(inputs.case)
+    bounds, starts = (
+        torch.tensor(list(itertools.accumulate((each[n] for each in lengths), initial=0)), device="cuda").int()
+        for n in (0, 1)
+    )
+    longest = [max(each[n] for each in lengths) for n in (0, 1)]
+    causal = inputs.case.get("causal", True)
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        attend = torch.ops.aten._flash_attention_forward
+        return attend(q, k, v, bounds, starts, *longest, 0.0, causal, False)[0]
+
+    def joined(some: Sequence[Sequence[Any]], n: int) -> Any:
+        """`[tokens, heads, head_dim]` of all sequences."""
+        return torch.cat([each[n][0].transpose(0, 1) for each in some]).contiguous()
+
+    calls = [partial(call, *(joined(some, n) for n in range(3))) for some in inputs.sets]
+
+    def result() -> list[Any]:
+        out, at = calls[0](), bounds.tolist()
+        return [out[a:b].transpose(0, 1) for a, b in itertools.pairwise(at)]
+
+    return Ready(calls, result)
+
+
 def flashinfer(inputs: Inputs) -> Ready:
     """FlashInfer's single prefill, or its batch prefill over rows or pages; it picks its own template."""
     import flashinfer as peers

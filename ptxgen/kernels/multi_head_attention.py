@@ -84,14 +84,15 @@ class MultiHeadAttention(KernelType):
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
     and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
-    in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is a
-    multiple of 16 up to 256 (192 with rings and with 8 bits). `head_scales`: e4m3 keys and values are multiplied by
-    `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches have k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a
-    scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as its scale, and
-    multiplied with the e4m3 keys directly; probabilities and values have 16 bits. For random queries the error of the
-    output is then some 1 to 3 % in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys
-    and values of 8 bits that some token sees are converted to 16 bits once for all tokens, in workspaces as large as a
-    16-bit cache of the same shape. It is for many tokens (`fastest` decides); the output is that of such a cache.
+    in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is 16,
+    or a multiple of 8 from 24 to 256 (with rings and with 8 bits of 16, up to 192). `head_scales`: e4m3 keys and values
+    are multiplied by `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches have k_scales, v_scales `[…, ceil(head_dim /
+    32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
+    its scale, and multiplied with the e4m3 keys directly; probabilities and values have 16 bits. For random queries the
+    error of the output is then some 1 to 3 % in the 2-norm. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no
+    ring): keys and values of 8 bits that some token sees are converted to 16 bits once for all tokens, in workspaces as
+    large as a 16-bit cache of the same shape. It is for many tokens (`fastest` decides); the output is that of such a
+    cache.
     """
 
     bundled_as = "prefill"
@@ -190,6 +191,7 @@ class MultiHeadAttention(KernelType):
             head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=80, batched=True, page_size=16, window=20,
             widened=True,
         ),
+        dict(head_dim=24, n_heads=4, n_kv_heads=2, layout="heads"),
     )  # fmt: skip
 
     def rules(self) -> Iterator[str]:

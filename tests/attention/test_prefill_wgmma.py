@@ -41,7 +41,7 @@ def attend(mode: str, sizes: dict[str, int], loud: float = 1.0, **fields: Any) -
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 112, 128, 192, 208, 256])
+@pytest.mark.parametrize("head_dim", [16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 192, 200, 208, 256])
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_head_dims(head_dim: int, kind: str) -> None:
     attend("check", {"n_tokens": 70, "n_keys": 150}, head_dim=head_dim, q_dtype=kind, kv_dtype=kind)
@@ -82,6 +82,9 @@ def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
         {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150},
         {"max_len": 150, "window": 20, "sinks": True},
         {"max_len": 150, "window": 20, "ring": 128},
+        {"max_len": 150, "window": 65},
+        {"max_len": 150, "window": 65, "batched": True, "page_size": 16},
+        {"max_len": 150, "window": 90, "n_heads": 6},
         {"soft_cap": 5.0, "scale": 1.0},
         {"max_len": 150, "batched": True},
         {"max_len": 150, "batched": True, "page_size": 16, "sinks": True, "causal": False},
@@ -90,6 +93,9 @@ def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
         {"head_dim": 64, "layout": "heads"},
         {"head_dim": 64, "max_len": 150, "batched": True, "page_size": 16, "causal": False},
         {"head_dim": 208, "max_len": 150, "batched": True, "page_size": 16},
+        {"head_dim": 40, "layout": "heads", "heads_inside": 4},
+        {"head_dim": 72, "max_len": 150, "batched": True, "page_size": 16, "causal": False},
+        {"head_dim": 24, "max_len": 150, "window": 20, "sinks": True},
     ],
     ids=str,
 )
@@ -97,11 +103,40 @@ def test_options(mode: str, fields: dict[str, Any]) -> None:
     attend(mode, {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 30}, **fields)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
-def test_logits_beyond_the_first_tiles_maximum(head_dim: int) -> None:
+def test_logits_beyond_the_first_tiles_maximum(head_dim: int, kind: str) -> None:
     """Probabilities would pass 2^63 of the first maximum: the items are computed again, with a running one."""
-    loud = attend("check", {"n_tokens": 90, "n_keys": 250}, 100.0, head_dim=head_dim)
+    loud = attend("check", {"n_tokens": 90, "n_keys": 250}, 100.0, head_dim=head_dim, q_dtype=kind, kv_dtype=kind)
     assert np.isfinite(loud.outputs["lse"]).all()
+
+
+@pytest.mark.parametrize("louder", [4.0, 12.0, 20.0, 60.0, 126.0, 140.0])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_probabilities_beyond_f16(head_dim: int, louder: float) -> None:
+    """Keys that count 2^louder times as much as those of the first tile, some of them 2^-louder times. Up to 2^16 f16
+    holds them; beyond, all that was added up takes a multiple of two less, and beyond float32 all is done again."""
+    one = spec(head_dim=head_dim, n_heads=2, n_kv_heads=1, scale=1.0, q_dtype="f16", kv_dtype="f16")
+    sizes = {"n_tokens": 70, "n_keys": 300}
+    given = one.example(np.random.default_rng(1), **sizes)
+    given["q"][...] = 0.0
+    given["q"][..., 0] = 1.0
+    step = louder * np.log(2.0)
+    given["k"][..., 0] = np.linspace(-1, 0, 300)[:, None]
+    given["k"][100:140, ..., 0] += step
+    given["k"][7:9, ..., 0] += step + 2.0
+    given["k"][20:40, ..., 0] -= step
+    trial(one, open_device("cpu", mode="check"), target=TARGET, arguments=given, **sizes).require()
+
+
+@pytest.mark.parametrize(
+    ("window", "n_heads", "serves"), [(64, 4, False), (65, 4, True), (43, 6, False), (44, 6, True)]
+)
+def test_the_first_maximum_serves_windows_that_reach_over_an_item(window: int, n_heads: int, serves: bool) -> None:
+    """128 rows of 2 or 3 query heads: the last row is up to 64 or 43 tokens behind the first."""
+    more = {"max_len": 250, "window": window, "n_heads": n_heads}
+    assert ("is_careful" in generate(spec(**more), TARGET).text) == serves
+    attend("check", {"n_tokens": 90}, 100.0, **more)
 
 
 def test_values_that_a_first_maximum_would_make_infinite() -> None:
@@ -197,7 +232,9 @@ def test_waits_between_items_that_are_left_out(fields: dict[str, Any]) -> None:
         (TARGET, {"q_dtype": "f32"}),
         (TARGET, {"q_dtype": "f16"}),
         (TARGET, {"q_dtype": "f32", "kv_dtype": "e4m3"}),
-        (TARGET, {"head_dim": 24}),
+        (TARGET, {"head_dim": 8}),
+        (TARGET, {"head_dim": 40, "max_len": 150, "window": 20, "ring": 128}),
+        (TARGET, {"head_dim": 40, "kv_dtype": "e4m3"}),
         (TARGET, {"head_dim": 272}),
         (TARGET, {"head_dim": 208, "max_len": 150, "window": 20, "ring": 128}),
     ],

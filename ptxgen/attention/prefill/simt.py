@@ -152,7 +152,7 @@ class SimtLoop:
             self.softmax.shifts()
             for r in range(t.r):
                 row = self.softmax.scores[r]
-                self.softmax.exponentiate(r, row)
+                self.softmax.exponentiate(r, row, self.softmax.total[r])
                 for score in row:
                     b.op("st.shared.f32", at[r * t.probabilities_pitch() + 4 * score.column], score.reg)
 

@@ -247,8 +247,8 @@ class Softmax:
             b.op("sub.f32", shift, SLACK, limit)
             b.op("selp.f32", shift, 0.0, shift, unseen)
 
-    def exponentiate(self, row: int, scores: Sequence[Score]) -> None:
-        """Scores of a row to probabilities in the same registers, added to its sum; after `shifts`, in its fragment."""
+    def exponentiate(self, row: int, scores: Sequence[Score], total: Reg) -> None:
+        """Scores of a row to probabilities in the same registers, added to `total`; after `shifts`, in its fragment."""
         b = self.b
         for score in scores:
             if self.plain:
@@ -256,7 +256,7 @@ class Softmax:
             else:
                 b.op("add.f32", score.reg, score.reg, self.shift[row])
             b.op("ex2.approx.ftz.f32", score.reg, score.reg)
-            b.op("add.f32", self.total[row], self.total[row], score.reg)
+            b.op("add.f32", total, total, score.reg)
 
     def finish(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Sums over the lanes, and accumulators over sums; 0 for a row that saw no key; part of an open fragment."""

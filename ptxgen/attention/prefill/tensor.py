@@ -205,7 +205,8 @@ class TensorLoop(TensorRegisters):
         for m in range(self.tile.m_tiles):
             for half in range(2):
                 row = self.softmax.scores[2 * m + half]
-                self.softmax.exponentiate(2 * m + half, row[4 * step : 4 * step + 4])
+                n = 2 * m + half
+                self.softmax.exponentiate(n, row[4 * step : 4 * step + 4], self.softmax.total[n])
             for i in range(4):
                 low, high = self.scores_of(m, 2 * step + i // 2)[2 * (i % 2) : 2 * (i % 2) + 2]
                 b.op(cvt, self.p_fragment[4 * m + i], high, low)

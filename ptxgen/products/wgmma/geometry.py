@@ -22,6 +22,7 @@ RESULT_BUFFERS = 2  # of a warp, in turn
 OCTET = 8  # tokens of a group of accumulators
 VECTOR = 4  # outputs of a lane
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
+HALVES_LEAST, ALL_TOGETHER = 8, 128  # where neither divides them; so many may be there at once
 HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 EARLY_BYTES = 1 << 15  # of weights that a CTA with many tokens asks for first
@@ -49,7 +50,8 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     if _carries(spec, tokens, shape):
         return tokens // 2, tokens * records * TILE_ROWS
     if stores_halves(spec):
-        fit = (some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0)
+        parts = (*HALVES_TOGETHER, HALVES_LEAST) if tokens > ALL_TOGETHER else HALVES_TOGETHER
+        fit = (some for some in parts if tokens % (RESULT_BUFFERS * some) == 0)
         together = next(fit, tokens)
         return together, shape.slices * buffers(tokens, together) * 2 * together * records * TILE_ROWS // spec.parts
     few = spec.precision == "exact" or spec.by_row or tokens % (2 * OCTET)
@@ -154,12 +156,11 @@ class Geometry:
                 break
         of_whole = spec.parts * kind.records(spec.n) - spec.last_tiles * records // shape.groups
         groups = -(-of_whole // (records * shape.share)) * shape.share + spec.last_tiles
-        most = (registers.MOST_PROMOTED if spec.promotes else registers.MOST_SUMS)[shape.groups]
         promoted = registers.pieces(spec, tokens, shape, pipelined, factored)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves, spec.stream, turns,
-            spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
+            shape.tiles * scales, registers.most_sums(spec, shape), exact, *promoted, together, results, groups, halves,
+            spec.stream, turns, spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
             spec.scaled and bool(spec.activation) and spec.parts == 1, tight, bool(spec.norm),
         )  # fmt: skip
 

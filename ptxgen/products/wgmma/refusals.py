@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
+CARRIED_SPILLS = 224  # tokens of tiles of two warpgroups that spilled 64 bytes
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
 SLICED_TOKENS = SLICES * GROUP  # whole octets of each of them
 
@@ -60,6 +61,8 @@ def of_carried(spec: PackedProduct, tokens: int, shape: Shape) -> str:
              "tile_rows=128"),
         Want(tokens % CARRIED_TOKENS == 0, f"is for a multiple of {CARRIED_TOKENS} tokens", f"tokens={tokens}",
              _whole(tokens, CARRIED_TOKENS)),
+        Want(tokens != CARRIED_SPILLS or shape.groups == 1, f"has no registers for {CARRIED_SPILLS} tokens",
+             f"tokens={tokens}", "tokens=192"),
         Want(shape.groups < 3 or tokens <= CARRIED_BY_THREE,
              f"of tiles of 192 rows it is for at most {CARRIED_BY_THREE} tokens", f"tokens={tokens}",
              f"tokens={CARRIED_BY_THREE}"),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # by the number of warpgroups of a CTA: sums of a row that fit in registers
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}
+# of two warpgroups that multiply 16-bit weights as they lie, one matrix, without an activation
+MOST_PLAIN_SUMS = 352
 # the same of promoted products, short sums included
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
 # A tile is crowded from so many sums of a row on, short ones included: what it needs once, it computes again where it
@@ -59,6 +61,16 @@ PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted pr
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
 MOST_ADDED = 192  # tokens with which there are registers for what results are added to
+
+
+def most_sums(spec: PackedProduct, shape: Shape) -> int:
+    """Sums of a row that fit in registers."""
+    if spec.promotes:
+        return MOST_PROMOTED[shape.groups]
+    alone = isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast" and spec.parts == 1
+    if alone and not spec.activation and shape.groups == 2:
+        return MOST_PLAIN_SUMS
+    return MOST_SUMS[shape.groups]
 
 
 def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:

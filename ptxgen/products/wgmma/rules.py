@@ -36,6 +36,9 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
     elif not known and spec.kind.tile_k < spec.columns:
         yield from rules.multiple_of("k", spec.k, spec.columns, spec.columns, 1 << 17)
     yield from rules.one_of("tokens", spec.tokens, packed.TOKENS)
+    if not known and spec.promotes and spec.tokens in packed.BETWEEN:
+        nearest = min(set(packed.TOKENS) - set(packed.BETWEEN), key=lambda count: abs(count - spec.tokens))
+        yield f"tokens: with short sums other counts are tried (got {spec.tokens}; nearest: {nearest})"
     yield from rules.one_of("x_dtype", spec.x_dtype.name, ("bf16", "f16", "e4m3"))
     yield from rules.one_of("precision", spec.precision, tuple(packed.DIGITS))
     yield from rules_of_scales(spec) if spec.scaled else rules_without_scales(spec)

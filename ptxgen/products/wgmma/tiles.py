@@ -39,27 +39,36 @@ BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
 ADDING, SUMS = {1: 0, 2: 450, 3: 2500, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
-# The same of 16-bit weights as they lie with more than 64 tokens, from clocks read in kernels:
-PACE, LONG_PACE = {1: 365, 2: 474, 3: 600}, 323  # of 64 columns at least, of so many warpgroups; of one, stages long
-BEYOND = {1: 31, 2: 22, 3: 8}  # of 64 columns beside the tensor cores', of a tile without sums; of a large one none
+# The same of 16-bit weights as they lie with more than 64 tokens; of one matrix fitted to 1195 times of 404 products.
+# By matrices, warpgroups and whether each has two blocks of rows: 64 columns take so many cycles, so many for each of
+# the tensor cores', and so many at least.
+PACE = {
+    (1, 1, False): (5, 1.1, 340), (1, 1, True): (5, 1.1, 340), (1, 2, False): (120, 0.85, 470),
+    (1, 2, True): (180, 0.9, 0), (1, 3, False): (305, 0.7, 755), (2, 1, True): (15, 1.0, 365),
+    (2, 2, True): (0, 1.0, 474), (2, 3, True): (0, 1.0, 600),
+}  # fmt: skip
+LONG_PACE = 323  # of one warpgroup's at least, where stages are long
+LOADED = 72  # bytes of a stage in a cycle, of one warpgroup with one block
+FEW_STAGES, THIN_RING = 3, 1.09  # stages of a ring that is too short, and what it costs
+EIGHT_AT_ONCE, BY_EIGHT = 32, 1.025  # tokens of which a multiple leaves in parts of 16 or more; what others cost
+LAST_ALONE = {1: 1.2, 2: 1.0}  # how much longer the last tiles' products take, whose other warpgroup looks on
+SMALL_POWER, MANY_TURNS = 1.03, 3  # of gate and up in tiles that are not large, so many in turn: power lowers the clock
 # more, of more than 128 rows of x, of one warpgroup with two blocks, alone on its multiprocessor: fitted to times of
 # launches, where whole launches are such tiles; with the last ones alone it did not show
 LONE_PAIR = 103
-START, BETWEEN, WRITING = 4000, 400, 2600  # to the first stage; of a tile; of a large tile's results of 16 bits
-SENDING, SENT = (
-    {1: 0, 2: 2600, 3: 3300, 4: 4000, 8: 9000},
-    {1: 0, 2: 7000, 3: 7000, 4: 7000, 8: 7000},
-)  # sums to others: of any, of large
+START, BETWEEN, WRITING = 2500, 400, 1700  # to the first stage; of a tile; of a large tile's results of 16 bits
+SENDING = {1: 0, 2: 2200, 3: 3300, 4: 5700, 8: 15400}  # sums to others: of any tile
+SENT = {1: 0, 2: 4400, 3: 5000, 4: 5700, 8: 5700}  # of a large one
+IN_TURNS = {1: 1.25, 2: 1.04, 3: 1.04}  # of CTAs that share k and are not all there at once, by warpgroups
 BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
-SHARED_PLAIN, SHARED_LARGE = 0.995, 0.975  # what remains of a stage's where tokens are shared, of a few and of 256
-MORE_POWER = 1.1  # of three warpgroups with several tiles in turn: their power lowers the clock
-SMALL_POWER, MANY_TURNS = 1.03, 3  # of tiles that are not large, so many in turn: the same
-ACROSS = 1.04  # of several warpgroups whose CTA shares k with others
+MEETING_PLAIN = 6000  # of a launch whose CTAs share tokens
+SHARED_PLAIN, SHARED_LARGE = 0.995, 0.975  # what remains of a stage's there, of a few tokens and of more than 128
 LARGE = 128 * 256  # sums of a large tile
 MANY_TOKENS = 128  # with more, tiles are large
-CARRIED_ROWS = 128  # of large tiles whose results are carried
+CARRIED_ROWS, CARRIED_COUNTS = 128, (160, 192, 256)  # of tiles whose results are carried: rows, and tokens
 # rows of x from which the last tiles of rows are those of one warpgroup where that saves so much of the cycles
 ENDED_FROM, WORTH = 385, 0.98
+ENDED_OF_ONE = 257  # and of one matrix in 16 bits, whose tiles may be of any size
 UNBEATEN = (192,)  # tokens of tiles that these were not faster than
 ENDED_CONVERTED = ("q4_k", "int4_g128", "q8_0")  # and of which weights that are converted, gate and up
 LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
@@ -73,9 +82,15 @@ OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     256: ((64, 128), (1, 2)),
 }  # fmt: skip
 NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-# the same of weights of 16 bits where it differs: 64 rows by 64 tokens are slower than they are by this model
-IN_16_BITS = {64: NONE, 104: ((128,), (1,)), 112: NONE}
-WHOLE_K = (104, 112)  # tokens with which no k is shared
+# the same of weights of 16 bits where results are rows of one matrix; CTAs share k where there is room for all at once
+OF_ONE_MATRIX: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    96: ((128, 192), (1,)), 104: ((128, 192), (1,)), 112: ((128, 192), (1,)), 128: ((64, 128, 192, 256), (1, 2)),
+    144: ((128, 192, 256), (1, 2)), 160: ((64, 128, 192, 256), (1, 2)), 176: ((64, 128, 192, 256), (1, 2)),
+    192: ((64, 128, 192), (1, 2)), 208: ((128,), (1, 2)), 224: ((128,), (1, 2)), 240: ((128,), (1, 2)),
+    256: ((64, 128), (1, 2)),
+}  # fmt: skip
+LEAST_SHARED = 22528  # sums of a tile from which CTAs may share its tokens there
+WHOLE_K = (104, 112)  # tokens with which no k is shared elsewhere
 CONVERTED = {112: NONE}  # and of weights that are converted, before tokens of 16 bits
 IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs, and of scales of rows
 IN_ROWS = {112: NONE}
@@ -135,7 +150,8 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
     elif not few and fields.get("weights", "bf16") not in HALVES:
         tried = tried | CONVERTED
     if not few and _plain(fields):
-        tried = tried | IN_16_BITS
+        yield from _of_one_matrix(kernel, fields, rows)
+        return
     if "tokens" in fields:  # then also what is never the fastest
         tile = tried.get(fields["tokens"], OF_FEW)
         if tile is NONE:
@@ -151,6 +167,23 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             yield kernel(**{"tile_rows": tile_rows, "split": split, "share": share, **fields, "tokens": count})
         except SpecError:
             continue
+
+
+def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
+    """Those of many tokens by one matrix in 16 bits, whose results are rows."""
+    given = {name: (fields[name],) for name in ("tokens", "tile_rows", "split", "share") if name in fields}
+    for tokens in given.get("tokens", OF_ONE_MATRIX):
+        tile_rows, shares = OF_ONE_MATRIX.get(tokens, OF_FEW)
+        for tile in given.get("tile_rows", tile_rows):
+            ctas = -(-fields["n"] // tile) * -(-rows // tokens)
+            for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
+                apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
+                if (apart and "split" not in given) or (share > 1 and tile * tokens < LEAST_SHARED):
+                    continue
+                try:
+                    yield kernel(**fields | {"tokens": tokens, "tile_rows": tile, "split": split, "share": share})
+                except SpecError:
+                    continue
 
 
 def _tabled(spec: P, fields: dict[str, Any]) -> P:
@@ -241,37 +274,45 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 
 def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
     """Without the read: of 16-bit weights as they lie."""
-    shape = at.shape
-    size, large = shape.split * shape.share, _of_large(at)
+    shape, large = at.shape, _of_large(at)
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
+    beside = min(shape.resident, -(-clusters * shape.split * shape.share // PROCESSORS))  # on a multiprocessor
     whole, last = last_turn.turns(at, rows)
     turns = whole + last
     steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
-    slower = float(beside)
-    if shape.share > 1:
-        slower *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
-    if shape.groups > 2 and turns > 1:
-        slower *= MORE_POWER
+    slower, sent = float(beside), SENDING[shape.split] + SENT[shape.split] * large
+    if spec.parts == 1:  # of gate and up these were not seen
+        sent *= turns
+        slower *= _of_one(at, turns)
     elif large < 1 and turns >= MANY_TURNS:
         slower *= SMALL_POWER
-    if shape.groups > 1 and shape.split > 1:
-        slower *= ACROSS
-    sharing = MEETING if shape.share > 1 else 0
-    written = 1 if at.carried else turns  # the last tile's results alone leave behind all products
-    stage = whole * _step(at, shape.groups) + last * _step(at, 1)
+    if shape.share > 1:
+        slower *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
+    stage = whole * _step(at, shape.groups) + last * _step(at, 1) * LAST_ALONE[spec.parts]
     if rows > MANY_TOKENS and _is_lone_pair(at):
         stage += LONE_PAIR * turns
-    tiles = steps * slower * stage + turns * BETWEEN + written * _written(spec, at)
-    return tiles + START + SENDING[shape.split] + SENT[shape.split] * large + sharing
+    written = 1 if at.carried else turns  # the last tile's results alone leave behind all products
+    meeting = MEETING_PLAIN if shape.share > 1 else 0
+    return steps * slower * stage + turns * BETWEEN + written * _written(spec, at) + sent + START + meeting
+
+
+def _of_one(at: Geometry, turns: int) -> float:
+    """How much longer tiles of one matrix take for their ring, for how results leave, and for those who share k."""
+    slower = 1 if at.tokens % EIGHT_AT_ONCE == 0 else BY_EIGHT
+    if at.stages <= FEW_STAGES:
+        slower *= THIN_RING
+    return slower * IN_TURNS[at.shape.groups] if at.shape.split > 1 and turns > 1 else slower
 
 
 def _step(at: Geometry, groups: int) -> float:
     """Of 64 columns of a tile of so many warpgroups."""
-    pace = LONG_PACE if at.shape.groups == 1 and at.shape.tiles == 2 else PACE[groups]
     rows = TILE_ROWS * WARPS * groups * at.shape.blocks
-    beyond = BEYOND[groups] * (1 - rows * at.tokens / LARGE)
-    return max(rows * at.tokens * COLUMNS / TENSOR + max(0, beyond), pace)
+    tensor = rows * at.tokens * COLUMNS / TENSOR
+    begin, each, least = PACE[at.parts, groups, at.shape.blocks > 1]
+    if at.shape.groups == 1 and at.shape.tiles == 2:
+        return max(each * tensor, LONG_PACE)
+    loaded = (rows + at.tokens) * ROW_BYTES / LOADED if groups * at.shape.blocks == 1 else 0
+    return max(begin + each * tensor, least, loaded)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -294,7 +335,7 @@ def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
 
 def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec with results that other warps store, in tiles that were seen to gain of which a CTA has several."""
-    seen = _plain(fields) and spec.tokens > MANY_TOKENS and spec.tile_rows == CARRIED_ROWS
+    seen = _plain(fields) and spec.tokens in CARRIED_COUNTS and spec.tile_rows == CARRIED_ROWS
     if not seen or "carried" in fields or sum(last_turn.turns(Geometry.of(spec), rows)) < 2:
         return spec
     try:
@@ -306,13 +347,14 @@ def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:
 def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
     """Those whose last tiles of rows are of one warpgroup, where that was seen to gain: large tiles, of 16-bit weights
     as they lie, or of gate and up."""
-    if rows < ENDED_FROM or "last_tiles" in fields or fields.get("precision") != "fast":
+    one = _plain(fields)
+    if rows < (ENDED_OF_ONE if one else ENDED_FROM) or "last_tiles" in fields or fields.get("precision") != "fast":
         return []
     ended = []
     for spec in found:
         at = Geometry.of(spec)
         plain = isinstance(spec.kind, Half) and spec.straight
-        large = (plain or (spec.gated and spec.weights in ENDED_CONVERTED)) and _of_large(at) == 1
+        large = one or ((plain or (spec.gated and spec.weights in ENDED_CONVERTED)) and _of_large(at) == 1)
         last = last_turn.last_tiles(at, rows) if large and at.shape.groups > 1 else 0
         try:
             ended += [replace(spec, last_tiles=last)] if last else []
@@ -367,7 +409,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
         return few
     found = [_carried(spec, fields, rows) for spec in found]
     chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
-    if (ended := _ended(found, fields, rows)) and chosen.tokens not in UNBEATEN:
+    if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
         chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
     return _sliced(_once(chosen, fields, rows), fields, rows)

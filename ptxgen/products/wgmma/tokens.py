@@ -41,7 +41,8 @@ SCALE_BYTES = 4
 SCALE_GROUPS = (0, 128)  # columns that share a scale in e4m3; 0: all
 # Scales of groups are powers of four: the exponent is odd, as it is stored, so that the upper byte says all.
 EXPONENTS, BELOW, ODD = 0xFF800000, 0x007FFFFF, 0x00800000
-TOKENS = (8, 16, 32, 64, 96, 104, 112, 128, 192, 256)  # of a tile
+TOKENS = (8, 16, 32, 64, 96, 104, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)  # of a tile
+BETWEEN = (144, 160, 176, 208, 224, 240)  # of these, counts with which some texts of short sums spill
 
 
 def columns(dtype: DType) -> int:

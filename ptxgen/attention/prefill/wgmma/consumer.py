@@ -7,7 +7,6 @@ from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.registers import (
     HIGH_WORD,
-    K_STEP,
     K_STEP_8,
     ROWS_8,
     STEPS_OF_COLUMN,
@@ -16,7 +15,8 @@ from ptxgen.attention.prefill.wgmma.registers import (
 )
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
-from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import K_STEP, ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.variants import has_first_maximum, is_limited
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -31,7 +31,8 @@ class Consumer(ConsumerRegisters):
         super().__init__(b, spec, tile, items, dtype)
         self.ring = ring
         self.counts_as: Reg | int = 1
-        self.softmax = TileSoftmax(b, spec, items, self.scores, 4, (0, 8), self.own)
+        limited = is_limited(dtype) and has_first_maximum(spec, tile, dtype)
+        self.softmax = TileSoftmax(b, spec, items, self.scores, 4, (0, 8), self.own, limited=limited)
 
     def build(self, smem: Reg) -> None:
         """All of them; `smem` is where shared memory begins."""
@@ -224,7 +225,7 @@ class Consumer(ConsumerRegisters):
     def _product_with_v(self, step: int) -> None:
         b, type = self.b, self.dtype.name
         v = self.descriptor("v_matrix", self.v_low, step * 2 * ROWS_8)
-        op = f"wgmma.mma_async.sync.aligned.m64n{self.spec.dim}k16.f32.{type}.{type}"
+        op = f"wgmma.mma_async.sync.aligned.m64n{self.tile.width}k16.f32.{type}.{type}"
         b.op(op, tuple(self.acc), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1, 1)
 
     def _pack(self) -> None:

@@ -11,16 +11,15 @@ from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
 from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts, widens_at_first
-from ptxgen.attention.prefill.wgmma.variants import plain
+from ptxgen.attention.prefill.wgmma.variants import has_first_maximum
 from ptxgen.attention.prefill.wgmma.widened import Widened
 from ptxgen.builder import Builder
-from ptxgen.dtypes import DType, bf16
+from ptxgen.dtypes import DType
 
 
 def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     """Build the fragments of every role."""
-    variant = spec.attention.variant
-    first_maximum_serves = dtype == bf16 and plain(variant) and not variant.window
+    first_maximum_serves = has_first_maximum(spec, tile, dtype)
     maps, converted = by_maps(spec), converts(spec)
     queries = 32 * WARPS if maps else 0  # the first thread that copies q
     items = Items(b, spec, tile)

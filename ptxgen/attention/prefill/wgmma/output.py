@@ -58,7 +58,7 @@ def _stage(consumer: Consumer, smem: Reg) -> Reg:
         at = b.op("mad.lo.u32", "out_lane", row, SWIZZLED_ROW, base)
         place = b.reg("out_lane_at", "u32")
         words = b.array("out_word", "b32", 4)
-        for n in range(0, consumer.spec.dim // 8, 2):
+        for n in range(0, tile.width // 8, 2):
             column, within = divmod(n, COLUMN // 8)
             b.op("add.u32", place, half, within)
             b.op("xor.b32", place, place, turn)
@@ -75,7 +75,7 @@ def _store(consumer: Consumer, base: Reg) -> None:
     """Rows in 16-byte pieces, a lane a piece; zeros of an item without keys, where those of out would lie over q's: the
     producer fills these for the next item already."""
     b, tile, items = consumer.b, consumer.tile, consumer.items
-    chunks = consumer.spec.dim // 8
+    chunks = tile.width // 8
     passes = WARP_ROWS * chunks // WARP
     same_chunk = WARP % chunks == 0
     with b.fragment("store_out", "the rows of out, from shared memory"):
@@ -111,6 +111,8 @@ def _store(consumer: Consumer, base: Reg) -> None:
             convert.load_words(b, words, place, tile.out_at, space="shared", pred=staged)
             b.op("add.s32", each, row, first)
             b.op("setp.lt.s32", exists, each, items.n_rows)
+            if tile.width != tile.dim:
+                b.op("setp.lt.and.u32", exists, chunk, tile.dim // 8, exists)
             at, offset = pieces.place(i, each)
             convert.store_words(b, at, words, offset, pred=exists)
         b.note("read before the next item's rows come there")

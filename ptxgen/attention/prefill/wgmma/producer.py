@@ -22,7 +22,7 @@ class QueryCopies:
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
     ) -> None:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
-        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, tile.producer_threads - first, e4m3 if spec.fp8 else dtype)
+        self.q = SwizzledCopy(b, "q", tile.width, ROWS, tile.producer_threads - first, e4m3 if spec.fp8 else dtype)
         self.dtype = dtype
 
     def aim(self, smem: Reg) -> None:
@@ -35,6 +35,11 @@ class QueryCopies:
         b.op("add.u32", self.to, self.to, smem)
         self.base = smem
         self.taken = b.op("mov.u32", "items_filled", 0)
+        self.in_row: Reg | None = None
+        if self.tile.width != self.tile.dim:
+            b.note("of the last chunks, those within a row; behind it come zeros")
+            last = self.tile.dim // self.q.elements - (self.q.spread.column_passes - 1) * LANES
+            self.in_row = b.op("setp.lt.u32", "in_row", self.chunk, last)
         self.q_from = b.ld_param("q")
 
     def build(self, smem: Reg) -> None:
@@ -83,6 +88,8 @@ class QueryCopies:
                     b.op("selp.b32", size, 16, 0, exists)
                     offset = i * (step or 0) * row_bytes
                     for column, takes in copy.passes(i):
+                        if self.in_row is not None and column == copy.spread.column_passes - 1:
+                            b.op("selp.b32", size, size, 0, self.in_row)
                         place = copy.place((self.to, group * self.tile.q_bytes), i, column)
                         source = at[offset + column * LANES * copy.source_bytes]
                         copy.copy_async(place, source, size, takes)

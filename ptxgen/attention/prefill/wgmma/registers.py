@@ -10,13 +10,12 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.softmax import Owned, Score
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import K_STEP, ROWS, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import scratch
 
-K_STEP = 16  # elements of the contraction of a wgmma on 16-bit types
 K_STEP_8 = 32  # on 8-bit types
 UNIT = 16  # bytes: addresses and offsets of a descriptor count these
 ROWS_8 = 8 * SWIZZLED_ROW  # bytes from 8 rows to the next 8
@@ -30,10 +29,10 @@ class ConsumerRegisters:
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.tile, self.items, self.dtype = b, spec, tile, items, dtype
-        self.steps = spec.dim // (K_STEP_8 if spec.fp8 else K_STEP)
+        self.steps = tile.width // (K_STEP_8 if spec.fp8 else K_STEP)
         self.high: Reg  # the upper word of every descriptor
         self.score = b.array("score", "f32", tile.keys // 2)
-        self.acc = b.array("acc", "f32", spec.dim // 2)
+        self.acc = b.array("acc", "f32", tile.width // 2)
         self.packed = b.array("probability", "b32", tile.keys // 4)
         self.q_held = b.array("q_held", "b32", 4 * self.steps) if tile.q_in_registers else ()
         self.scores = [
@@ -41,7 +40,7 @@ class ConsumerRegisters:
             for row in range(2)
         ]
         self.rows = [
-            [self.acc[4 * n + 2 * row + i] for n in range(spec.dim // 8) for i in range(2)] for row in range(2)
+            [self.acc[4 * n + 2 * row + i] for n in range(tile.width // 8) for i in range(2)] for row in range(2)
         ]
 
     def locate(self, smem: Reg) -> None:

@@ -3,24 +3,40 @@
 bf16 probabilities have float32's range of exponents: relative to the maximum of the first tile they may reach 2^63 and
 keep their precision, and sums and accumulators grow alike. So nothing is compared, exchanged or rescaled within the
 loop. At the item's end a sum of SAFE or more, or an output that is not finite, sets a flag, and the CTA computes its
-items again with the running maximum. That one is for f16 too, whose probabilities end at 65504, and for what may show
-a row no key of the first tile (a window), or more than a factor between q·k and the score.
+items again with the running maximum. That one is also for what may show a row no key of the first tile (a short
+window), or more than a factor between q·k and the score.
+
+f16 probabilities end at 65504. Before they become f16, a thread compares its sum of a tile's with LARGE. Where one is
+larger, that row's probabilities, and all that was added up, are multiplied by a power of two, the same in all lanes.
+Where a probability is beyond float32, the flag is set as above.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ptxgen.attention.prefill.softmax import SLACK, Softmax
 from ptxgen.attention.prefill.wgmma.variants import folds_scales, plain
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.dot import multiply
 
 SAFE = 1e19  # a sum below it had no overflow: its terms are not negative
+LARGE = 2.0**14  # a thread's sum of a tile up to which none of its probabilities is beyond f16
+KEPT = 8  # a larger sum becomes 2^8 or more, so that no factor is below float32's normal numbers
+MANTISSA, BIAS = 23, 127  # bits of an f32's mantissa, and what its exponent is stored with
 
 
 class TileSoftmax(Softmax):
-    """Fragments of the softmax; `build` makes them all."""
+    """Fragments of the softmax; `build` makes them all. `limited`: f16 limits probabilities that are relative to the
+    maximum of the first tile."""
+
+    def __init__(self, *what: Any, limited: bool) -> None:
+        super().__init__(*what)
+        self.limited = limited
+        self.raised = self.b.reg("raised", "pred")
+        self.tile_sum = self.b.array("tile_sum", "f32", len(self.scores)) if limited else ()
 
     @property
     def plain(self) -> bool:
@@ -57,9 +73,23 @@ class TileSoftmax(Softmax):
                 b.op("add.f32", limit, largest, SLACK)
             self.shifts()
         with b.fragment("exponentials", "scores to probabilities, and row sums"):
-            for row, scores in enumerate(self.scores):
-                self.exponentiate(row, scores)
+            self._probabilities()
         self._raise(accumulators)
+        if self.limited:
+            self._scale_down(accumulators)
+        else:
+            b.without("look_for_large", "scale_down")
+
+    def _probabilities(self) -> None:
+        """Those of all rows, and sums; where f16 limits them, also the tile's alone; part of an open fragment."""
+        b = self.b
+        for row, scores in enumerate(self.scores):
+            if not self.limited:
+                self.exponentiate(row, scores, self.total[row])
+                continue
+            b.op("mov.f32", self.tile_sum[row], 0.0)
+            self.exponentiate(row, scores, self.tile_sum[row])
+            b.op("add.f32", self.total[row], self.total[row], self.tile_sum[row])
 
     def _raise(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Fragments `raise_sums`, which sets `raised` for the warp, and `rescale`: accumulators follow later, when
@@ -77,10 +107,41 @@ class TileSoftmax(Softmax):
                 b.op("ex2.approx.ftz.f32", factor, factor)
                 b.op("selp.f32", factor, factor, 1.0, raise_)
                 b.op("mul.f32", total, total, factor)
-            any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), *raises)
-            b.op("vote.sync.any.pred", "raised", any_row, -1)
+            self._vote(raises)
             self.shifts()
         with b.fragment("rescale", "accumulators on the scale of the new maxima"):
             for factor, values in zip(factors, accumulators, strict=True):
-                for value in values:
-                    b.op("mul.f32", value, value, factor)
+                multiply(b, values, factor)
+
+    def _vote(self, raises: Sequence[Reg]) -> None:
+        """Whether some row of the warp raises; part of an open fragment."""
+        b = self.b
+        any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), *raises)
+        b.op("vote.sync.any.pred", self.raised, any_row, -1)
+
+    def _scale_down(self, accumulators: Sequence[Sequence[Reg]]) -> None:
+        """Fragments `look_for_large`, behind `exponentials`, and `scale_down`, when accumulators are at rest: of
+        probabilities that are still f32."""
+        b, sums = self.b, self.tile_sum
+        large = b.array("is_large", "pred", len(sums))
+        with b.fragment("look_for_large", "probabilities that f16 may not hold"):
+            for each, total in zip(large, sums, strict=True):
+                b.op("setp.gt.f32", each, total, LARGE)
+            self._vote(large)
+        with b.fragment("scale_down", "probabilities, sums and accumulators on the scale of their largest sum"):
+            other, exponent = b.reg("other_large", "f32"), b.reg("large_exponent", "s32")
+            factor, more = b.reg("large_factor", "f32"), b.reg("large_log", "f32")
+            for row, total in enumerate(sums):
+                self.over_lanes("max.f32", total, other)
+                b.op("setp.gt.f32", large[row], total, LARGE)
+                b.op("mov.b32", exponent, total)
+                b.op("shr.u32", exponent, exponent, MANTISSA)
+                b.op("sub.s32", exponent, exponent, BIAS + KEPT)
+                b.op("selp.b32", exponent, exponent, 0, large[row])
+                b.op("cvt.rn.f32.s32", more, exponent)
+                b.op("add.f32", self.limit[row], self.limit[row], more)
+                b.op("sub.s32", exponent, BIAS, exponent)
+                b.op("shl.b32", exponent, exponent, MANTISSA)
+                b.op("mov.b32", factor, exponent)
+                multiply(b, (self.total[row], *(score.reg for score in self.scores[row]), *accumulators[row]), factor)
+            self.shifts()

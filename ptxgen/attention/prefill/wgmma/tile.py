@@ -16,6 +16,8 @@ COLUMN = 64  # elements of a swizzled row of 128 bytes
 SWIZZLED_ROW = 128  # bytes
 CHUNK = 16  # bytes that are swizzled as a whole, and copied by a thread
 LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
+K_STEP = 16  # elements of the contraction of a wgmma on 16-bit types
+PADDED_FROM = 24  # elements of the shortest row behind which zeros may follow
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
 WARPGROUP = 128  # threads
@@ -58,6 +60,11 @@ class WgmmaTile:
     @property
     def rows(self) -> int:
         return ROWS * self.warpgroups
+
+    @property
+    def width(self) -> int:
+        """Elements of a row with the zeros behind it: wgmma contracts 16 at a time."""
+        return -(-self.dim // K_STEP) * K_STEP
 
     @property
     def columns(self) -> int:
@@ -128,7 +135,8 @@ class WgmmaTile:
 # By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
 _Row = tuple[int, int, int, bool, int, int, bool]
 _BY_MAPS: tuple[_Row, ...] = (
-    (32, 2, 16, False, 72, 216, False),
+    (24, 2, 16, False, 72, 216, False),
+    (32, 2, 128, False, 72, 216, False),
     (64, 3, 96, True, 56, 152, False),
     (96, 3, 96, False, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
@@ -136,7 +144,7 @@ _BY_MAPS: tuple[_Row, ...] = (
     (256, 2, 64, False, 40, 232, True),
 )
 _BY_COPIES: tuple[_Row, ...] = (
-    (32, 2, 16, False, 72, 216, False),
+    (24, 2, 16, False, 72, 216, False),
     (64, 3, 80, True, 56, 152, False),
     (96, 3, 64, False, 56, 152, False),
     (128, 2, 128, False, 104, 200, False),
@@ -145,7 +153,8 @@ _BY_COPIES: tuple[_Row, ...] = (
 
 
 _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
-    (32, 2, 16, False, 72, 216, False),
+    (24, 2, 16, False, 72, 216, False),
+    (32, 2, 128, False, 72, 216, False),
     (64, 3, 80, True, 56, 152, False),
     (96, 3, 80, False, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
@@ -248,6 +257,11 @@ def by_maps(prefill: Prefill) -> bool:
     return not prefill.attention.cache.ring and not converts(prefill)
 
 
+def is_padded(prefill: Prefill) -> bool:
+    """Whether zeros follow the rows in shared memory: boxes bring them for K and V, but threads do not."""
+    return by_maps(prefill) and not prefill.widened and prefill.dim >= PADDED_FROM and prefill.dim % K_STEP != 0
+
+
 def adapts(prefill: Prefill) -> bool:
     """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part."""
     cache = prefill.attention.cache
@@ -274,7 +288,7 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
         and (problem.q_dtype == problem.kv_dtype or problem.kv_dtype.bits == 8)
-        and prefill.dim % 16 == 0
+        and (prefill.dim % K_STEP == 0 or is_padded(prefill))
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and (prefill.dim <= STEPPED or not variant.steps)
     )
