@@ -10,8 +10,8 @@ import pytest
 
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model, open_device
-from tests.support.array_file import ArrayFile
-from tests.support.families import random_weights, small_spec
+from tests.support.models.array_file import ArrayFile
+from tests.support.models.families import random_weights, small_spec
 
 FORMS = (3, 9, 33)  # sequences whose rows are digits, in units of their own, and packed
 CHUNK, PROMPT = 64, 70
