@@ -42,7 +42,8 @@ def are_short(b: Builder, positions: Reg, rows: Reg, limit: int, lane: Reg) -> R
         b.op("setp.lt.s32", has, index, rows)
         b.op("ld.global.s32", position, at[4 * begin], pred=has)
         b.op("setp.lt.and.s32", short, position, limit, short)
-    return b.op("vote.sync.all.pred", short, short, -1)
+    b.op("vote.sync.all.pred", short, short, -1)
+    return short
 
 
 def release_if_short(b: Builder, positions: Reg, rows: Reg, limit: int, lane: Reg) -> None:
