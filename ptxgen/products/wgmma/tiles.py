@@ -178,7 +178,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
     for tokens in given.get("tokens", OF_ONE_MATRIX):
         tile_rows, shares = OF_ONE_MATRIX.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
-            ctas = -(-fields["n"] // tile) * -(-rows // tokens)
+            ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
                 apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
                 if (apart and "split" not in given) or (share > 1 and tile * tokens < LEAST_SHARED):
