@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms.reduce import WARP
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target
@@ -23,6 +25,41 @@ def depend(b: Builder, releases: bool = True) -> None:
     if releases:
         b.op("griddepcontrol.launch_dependents")
     b.op("griddepcontrol.wait")
+
+
+LOOKED_AT = 64  # sequences
+
+
+def are_short(b: Builder, positions: Reg, rows: Reg, limit: int, lane: Reg) -> Reg:
+    """Whether none of the first sequences is at position `limit` or beyond. All lanes of a warp, behind the wait;
+    `positions`: the address of s32 `[rows]`."""
+    at = b.op("mad.wide.u32", "positions_of_lane", lane, 4, positions)
+    index, has, short = b.reg("sequence_of_lane", "s32"), b.reg("has_sequence", "pred"), b.reg("are_short", "pred")
+    b.op("setp.eq.u32", short, 0, 0)
+    for begin in range(0, LOOKED_AT, WARP):
+        position = b.op("mov.s32", f"position_{begin}", -1)
+        b.op("add.u32", index, lane, begin)
+        b.op("setp.lt.s32", has, index, rows)
+        b.op("ld.global.s32", position, at[4 * begin], pred=has)
+        b.op("setp.lt.and.s32", short, position, limit, short)
+    b.op("vote.sync.all.pred", short, short, -1)
+    return short
+
+
+def release_if_short(b: Builder, positions: Reg, rows: Reg, limit: int, lane: Reg) -> None:
+    """Let the next kernel start if `are_short`."""
+    b.op("griddepcontrol.launch_dependents", pred=are_short(b, positions, rows, limit, lane))
+
+
+def may_release(
+    b: Builder, programmatic: bool, releases: bool | Callable[[Reg, Reg], None], lane: Reg, rows: Reg
+) -> None:
+    """Fragment `may_release`, in which a function lets the next kernel start or not, told of lanes and rows."""
+    if isinstance(releases, bool) or not programmatic:
+        b.without("may_release")
+        return
+    with b.fragment("may_release", "the next kernel may start, if it finds little to do"):
+        releases(lane, rows)
 
 
 def wait_for_producer(b: Builder, programmatic: bool, releases: bool = True) -> None:

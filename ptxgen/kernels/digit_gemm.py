@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import activation as activations
-from ptxgen.idioms.programmatic import programmatic_rules, release_and_wait
+from ptxgen.idioms.programmatic import may_release, programmatic_rules, release_and_wait
 from ptxgen.kernel import Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.bytes import layout
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.builder.values import Shared
+    from ptxgen.builder.values import Reg, Shared
     from ptxgen.products.columns import Columns
     from ptxgen.targets import Target
 
@@ -316,8 +316,11 @@ class DigitGemm(Weighted):
             kind = partial(NormedResults, sums=self.packs_sums, norm_offset=self.norm_offset)
         self.build_with(b, kind)
 
-    def build_with(self, b: Builder, results_of: Callable[..., TokenResults], releases: bool = True) -> None:
-        """The product, and what becomes of its results; `releases`: the next kernel may start while this one runs."""
+    def build_with(
+        self, b: Builder, results_of: Callable[..., TokenResults], releases: bool | Callable[[Reg, Reg], None] = True
+    ) -> None:
+        """The product, and what becomes of its results; `releases`: the next kernel may start while this one runs, at
+        once, or behind the wait by what a function finds, told of lanes and rows."""
         at, spec = self.runs, self
         units = Units(b, at, self.share)
         stream = Stream(b, spec, at, self._columns(b, at, units.vector))
@@ -325,9 +328,10 @@ class DigitGemm(Weighted):
         requests = stream.request()
         units.make(stream.lane, stream.warp)
         units.clear(stream.thread, stream.rank)
-        release_and_wait(b, self.programmatic, releases)
+        release_and_wait(b, self.programmatic, releases is True)
         tokens = self._tokens(b, at)
         units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.kind.tiles(self.k))
+        may_release(b, self.programmatic, releases, stream.lane, tokens.rows)
         roots = None
         if self.norm:
             roots = Roots(b, self.k, self.eps, at.warps)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, f32
+from ptxgen.idioms.programmatic import release_if_short
 from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
 from ptxgen.kernel import Spread, kernel_type
 from ptxgen.kernels.digit_gemm import DigitGemm
@@ -18,7 +21,8 @@ from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:
-    pass
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
 
 
 @kernel_type
@@ -59,9 +63,9 @@ class DigitQkvAppend(AppendedProduct):
         default="bf16", later=True, draws=("bf16", "q4_k", "q5_k", "q6_k", "int4_g128", "e4m3_channel")
     )
     heads: str = field(default="qkv", later=True, draws=tuple(HEADS), doc="whose rows these are")
-    holds: bool = field(
-        default=False, silent="it changes when the next kernel starts, not what this one computes",
-        doc="the next kernel starts when this one has ended, programmatic or not",
+    holds: int = field(
+        default=0, draws=(0, 1, 40), silent="it changes when the next kernel starts, not what this one computes",
+        doc="the next kernel starts when this one has ended if a sequence is at this position or beyond; 0: in no case",
     )  # fmt: skip
 
     sizes = {"rows": 3, "n_rows": -1, "pages": 8, "position": -1}  # -1: all, and one at random
@@ -75,7 +79,7 @@ class DigitQkvAppend(AppendedProduct):
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, norm="rms", programmatic=True),
         dict(
             max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=512, kv_dtype="f16", rotary_dim=16, bias=True,
-            split=2, page_size=16, precision="fast", programmatic=True, holds=True,
+            split=2, page_size=16, precision="fast", programmatic=True, holds=40,
         ),
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=256, weights="q5_k", heads="v", bias=True),
     )  # fmt: skip
@@ -85,6 +89,16 @@ class DigitQkvAppend(AppendedProduct):
     def product_fields(self) -> dict[str, Any]:
         names = ("k", "weights", "norm", "eps", "bias", "split", "precision", "programmatic", "share")
         return {"halves": self.weights not in few.FORMATS, **{name: getattr(self, name) for name in names}}
+
+    def releases(self, b: Builder) -> Any:
+        return partial(self._release, b) if self.holds else True
+
+    def _release(self, b: Builder, lane: Reg, rows: Reg) -> None:
+        release_if_short(b, b.ld_param("positions", "positions_told"), rows, self.holds, lane)
+
+    def rules(self) -> Iterator[str]:
+        yield from super().rules()
+        yield from rules.between("holds", self.holds, 0, lengths.MOST)
 
     def params(self) -> tuple[Param, ...]:
         bias = buffer("bias", f32, self.n, align=4)  # of all, whichever these are

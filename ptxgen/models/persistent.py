@@ -36,6 +36,7 @@ def persistent(program: Program, ctas: int, shared_bytes: int = MOST_SHARED) -> 
     for role in ("embed_tokens", "lm_head"):
         if role not in head:
             raise refusal(f"an op {role} must be there (got {', '.join(head)})")
+    _spec(head["lm_head"], head["lm_head"].spec.kernel_name, bias=False)
     _only(head.keys() - {"embed_tokens", "lm_head"})
     facts, refs = _layer_facts(layers)
     facts["vocab"] = _spec(head["lm_head"], "next_token", norm="rms").n

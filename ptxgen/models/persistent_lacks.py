@@ -13,6 +13,7 @@ _OPS: Mapping[str, str] = {
     "soft_cap": "a cap of logits",
     "append": "q and k that do not rotate",
     "activation": "an MLP with a bias",
+    "q_proj": "q, k and v that are not one matrix",
 }
 # Fields of an op's spec with values that such a step lacks
 _FIELDS: Mapping[str, str] = {

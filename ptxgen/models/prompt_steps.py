@@ -12,7 +12,8 @@ SIZES = 16  # others are multiples of FLAT, and of so many parts of the power of
 # Powers of two from which a few positions more have a step of their own, by precision: before weights of 16 bits, and
 # before others, which take less time to read. More rows in one step took longer on an H200 from there on.
 APART_FROM = {"exact": (128, 32), "fast": (1 << 30, 128), "e4m3": (1 << 30, 128)}
-FEW_MORE = 4  # that are at most so many parts of the power of two
+FEW_MORE = {32: 8, 64: 32, 128: 32}  # how many at most, by the power of two
+QUARTER = 4  # of a larger one it is a quarter
 
 
 def apart_from(precision: str, formats: Mapping[str, str]) -> int:
@@ -29,7 +30,7 @@ def steps_of(count: int, most: int, apart: int) -> Iterator[tuple[int, int, int]
     while at < count:
         left = count - at
         whole = min(most, 1 << (left.bit_length() - 1))
-        parts = whole == most or (whole >= apart and 0 < left - whole <= whole // FEW_MORE)
+        parts = whole == most or (whole >= apart and 0 < left - whole <= FEW_MORE.get(whole, whole // QUARTER))
         taken = whole if parts else left
         yield min(most, step_rows(taken)), at, taken
         at += taken

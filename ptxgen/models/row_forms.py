@@ -42,7 +42,7 @@ FEW, SOME = 8, 16
 K_QUANTS = ("q4_k", "q5_k", "q6_k")
 ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}
 UNITS_TO = {
-    "exact": dict.fromkeys((*K_QUANTS, "int4_g128"), 512) | {"": 64},
+    "exact": {"": 1 << 30},
     "fast": ROUNDED_UNITS_TO,
     "e4m3": ROUNDED_UNITS_TO,
 }

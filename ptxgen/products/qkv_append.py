@@ -36,7 +36,7 @@ class AppendedProduct(KernelType):
     ring: int
     precise: bool
     heads: str
-    holds: bool
+    holds: int
 
     product_type: ClassVar[type[KernelType]]
     results: ClassVar[Callable[..., Any]]
@@ -102,7 +102,12 @@ class AppendedProduct(KernelType):
     def build(self, b: Builder) -> None:
         product, results = self.product, type(self).results
         b.expose(spec=product)
-        product.build_with(b, partial(results, heads=self, first=self.rows_of.start), releases=not self.holds)
+        product.build_with(b, partial(results, heads=self, first=self.rows_of.start), releases=self.releases(b))
+
+    def releases(self, b: Builder) -> Any:
+        """Whether, or how, the next kernel may start before this one has ended: what the product's `build_with` asks
+        for."""
+        return not self.holds
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

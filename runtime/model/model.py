@@ -103,7 +103,8 @@ class Model(Sequenced):
         Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds `stop`, a
         string or one of several (whose last token is given); `decode` turns tokens into text (default: the file's
         tokenizer). `keep`: the prompt goes
-        on where the sequence is, which otherwise begins anew.
+        on where the sequence is, which otherwise begins anew. The last token given is not in the sequence yet: a prompt
+        that goes on behind it begins with it.
         """
         if max_new_tokens is not None:
             within("Model.tokens: max_new_tokens", max_new_tokens, 0, sys.maxsize)

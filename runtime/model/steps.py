@@ -17,7 +17,7 @@ from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.model.sampling import Sampling, Settings, checked
-from ptxgen.runtime.model.weights import Progress, load_weights
+from ptxgen.runtime.model.weights import Progress, load_weights, shared_weights
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
@@ -58,7 +58,10 @@ class Steps:
                 self.widened = False  # a layer of the cache in 16 bits only saves time
                 prefill = self.program("prefill", chunk)
             _fits(device, plan_of(decode, prefill), self.spec.shape.max_len)
-        self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
+        if weights is None:
+            self.weights = load_weights(device, decode, source, progress)
+        else:
+            self.weights = shared_weights(decode, weights)
         shape = self.spec.shape
         self.cache = KvCache(
             device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ptxgen.errors import SpecError, brief
 from ptxgen.models.packing import WeightSource, packed
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.memory.buffer import Buffer
@@ -33,3 +34,14 @@ def load_weights(
         if progress is not None:
             progress(done, total)
     return found
+
+
+def shared_weights(program: Program, weights: Mapping[str, Buffer]) -> dict[str, Buffer]:
+    """Another model's weights as those of a program. Raises `SpecError` for ones that this program has not got."""
+    for tensor in program.of_kind("weight"):
+        held = weights.get(tensor.name) if isinstance(weights, Mapping) else None
+        if not isinstance(held, Buffer) or held.nbytes != tensor.nbytes:
+            got = f"{held.nbytes:,} bytes" if isinstance(held, Buffer) else brief(held)
+            want = f"{tensor.nbytes:,} bytes of {tensor.name}, as another model of the same source has them"
+            raise SpecError(f"Model.weights: must hold {want} (got {got})")
+    return dict(weights)

@@ -61,7 +61,10 @@ def test_the_units_of_a_batch_fill_the_chip(n_heads: int) -> None:
     for batch in range(1, 60):
         units = n_heads * batch
         ctas = launch.at({"batch": batch}).grid[0] * units
-        assert ctas <= 4 * room or ctas == units
+        if 2 * room < units < 2.25 * room:  # a third round of so few would take as long as a full one
+            assert ctas == 2 * units
+        else:
+            assert ctas <= 4 * room or ctas == units
         if units <= room // 2:
             assert ctas >= 2 * units
         if room < units <= 2 * room:

@@ -217,6 +217,7 @@ def test_a_value_that_never_comes_ends_in_a_trap() -> None:
         ("olmo2", {}, "layers.0 has norms of q and k and norms behind attention and the MLP, which"),
         ("smollm3", {}, "layers.1 has q and k that do not rotate, which"),
         ("gemma2", {}, "the model has a cap of logits, which"),
+        ("gemma", {"num_key_value_heads": 1, "head_dim": 24}, "layers.0 has q, k and v that are not one matrix, which"),
         ("gemma", {"head_dim": 80}, "head_dim: must be one of 16, 32, 64, 128, 256 \\(got 80\\)"),
         ("gemma", {"num_attention_heads": 16}, "num_attention_heads: at most 6 of a KV head have registers .got 8."),
         ("gemma", {"num_attention_heads": 12, "num_key_value_heads": 12},
@@ -230,6 +231,12 @@ def test_a_value_that_never_comes_ends_in_a_trap() -> None:
 def test_what_a_persistent_step_lacks_is_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
     program = step_program(small_spec(family, **changes), "bf16", kv_dtype="f16", target="sm_90")
     with pytest.raises(SpecError, match=f"^Model.persistent: {reason}.*; without it a step is a graph of launches$"):
+        persistent(program, 8)
+
+
+def test_a_bias_of_the_logits_is_refused_by_name() -> None:
+    program = step_program(replace(small_spec("gemma"), head_bias=True), "bf16", kv_dtype="f16", target="sm_90")
+    with pytest.raises(SpecError, match=r"^Model.persistent: lm_head has a bias, which a persistent step lacks;"):
         persistent(program, 8)
 
 

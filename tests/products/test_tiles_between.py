@@ -65,3 +65,10 @@ def test_short_sums_have_no_counts_between() -> None:
 def test_the_tile_is_the_one_that_was_the_fastest(rows: int, n: int, k: int, tile: tuple[int, int, int]) -> None:
     spec = PackedGemm.best(rows, n=n, k=k, out_dtype=bf16, **PLAIN)
     assert (spec.tokens, spec.tile_rows, spec.split) == tile
+
+
+@pytest.mark.parametrize("given", [{"tile_rows": 0}, {"split": 0}, {"share": 0}, {"tokens": 64}])
+def test_what_is_given_stays(given: dict[str, int]) -> None:
+    """Also 0, which leaves it to the table of a tile."""
+    spec = PackedGemm.best(512, n=4096, k=4096, out_dtype=bf16, **given, **PLAIN)
+    assert {name: getattr(spec, name) for name in given} == given

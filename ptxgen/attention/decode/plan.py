@@ -262,13 +262,21 @@ def plan(
 
 def _share(choice: Choice, most: int, units: str) -> str:
     """Splits of each of so many units: the grid's share. With room, two as long as there is room for them, and where
-    there is not room for one of each, as many as `_most_ctas` lets them have."""
+    there is not room for one of each, as many as `_most_ctas` lets them have, or two in place of one that leaves the
+    third round short."""
     share = f"{choice.grid} // {units}"
     if choice.room:
         most_ctas = _most_ctas(choice.room, choice.late > 0)
         full, waves = f"min(2, {choice.room} // {units})", f"{most_ctas} // {units}"
+        if not choice.late:
+            waves = f"max({waves}, 2 * {_third_is_short(choice.room, units)})"
         share = f"max({share}, max({full}, min(1, {units} // {choice.room + 1}) * ({waves})))"
     return f"max(1, min({most}, {share}))"
+
+
+def _third_is_short(room: int, units: str) -> str:
+    """1 where one CTA for each of so many units fills two rounds and less than a quarter of the third, else 0."""
+    return f"max(0, min(1, {units} - {2 * room})) * max(0, min(1, {2 * room + room // 4} - {units}))"
 
 
 def _most_ctas(room: int, late: bool) -> int:

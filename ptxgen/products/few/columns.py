@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ptxgen.products.reader import Place
     from ptxgen.weights.format import WeightFormat
 
+CHAINS = {1: 1, 3: 3}  # by digits: sums of products of plain weights that a lane has at a time
 PER_LANE = 4  # sums of a lane: rows g and g + 8 by tokens 2t and 2t + 1
 
 
@@ -39,14 +40,23 @@ class FewColumns(Columns):
         b.op("mad.lo.u32", base, place.lane, LANE_BYTES, base)
         self.x_bases, self.x_steps = (base,), (self.kind.tile_k // PAIR * self.pair_bytes,)
         self.digit = b.array("x_digit", "b32", PER_LANE * self.digits)
-        self.products, self.totals = b.array("product", "f32", PER_LANE), b.array("sum", "f32", PER_LANE).regs
+        self.products = b.array("product", "f32", PER_LANE * self.chains)
+        self.totals = b.array("sum", "f32", PER_LANE).regs
         self.zero = b.op("mov.f32", "zero_sum", 0.0)
+
+    @property
+    def chains(self) -> int:
+        """Sums of products side by side: each waits for its last product, so one is short for three digits."""
+        return CHAINS[self.digits]
 
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
         b = self.b
         for chunk in range(self.kind.chunks):
             self.add_chunk(words, chunk, at[0], fresh=chunk == 0)
-        for total, product in zip(self.totals, self.products, strict=True):
+        for i, total in enumerate(self.totals):
+            product, *others = reversed(self.products[i::PER_LANE])
+            for other in others:  # the small digits first
+                b.op("add.f32", product, product, other)
             b.op("add.f32", total, total, product)
 
     def add_chunk(self, words: Sequence[Reg], chunk: int, at: Reg, *, fresh: bool) -> None:
@@ -58,11 +68,14 @@ class FewColumns(Columns):
                 own = self.digit[4 * digit : 4 * digit + 4]
                 convert.load_words(b, own, at, pair * self.pair_bytes + digit * DIGIT_BYTES, space="shared")
         (a,) = self.kind.fragments(b, words, chunk)
-        sums: Sequence[Reg] = (self.zero,) * PER_LANE if fresh else self.products.regs
+        if fresh:
+            self.begun: set[int] = set()
         for digit in reversed(range(self.digits)):
-            first = 4 * digit + 2 * half
-            b.op(MMA_BF16, tuple(self.products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
-            sums = self.products.regs
+            first, chain = 4 * digit + 2 * half, (digit + self.digits * chunk) % self.chains
+            products = self.products[PER_LANE * chain : PER_LANE * (chain + 1)]
+            sums = products if chain in self.begun else (self.zero,) * PER_LANE
+            b.op(MMA_BF16, tuple(products), tuple(a), tuple(self.digit[first : first + 2]), tuple(sums))
+            self.begun.add(chain)
 
     def add_times(self, values: Sequence[Reg], factors: Sequence[Reg]) -> None:
         """To the totals, values times the factors of their rows, g and g + 8."""
@@ -81,6 +94,10 @@ class GroupColumns(FewColumns):
     """The same for weights whose groups of columns have scales: sums of a group's products, times them, are added to
     the totals. Codes in e4m3 leave registers for sums of half a tile, so that more products are under way."""
 
+    @property
+    def chains(self) -> int:
+        return 1
+
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
         b, kind = self.b, self.kind
         chain = kind.scale_chunks // (2 if self.digits > 1 and isinstance(kind, E4m3) else 1)
@@ -94,6 +111,10 @@ class GroupColumns(FewColumns):
 class SpanColumns(FewColumns):
     """The same for weights whose spans of columns have integer scales: the sums of a span, times its scale and the
     tile's factor, are added to the totals. Mins are one more product, of sums of x."""
+
+    @property
+    def chains(self) -> int:
+        return 1
 
     @property
     def pieces(self) -> Sequence[Piece]:

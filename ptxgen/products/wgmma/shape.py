@@ -61,7 +61,8 @@ CODE_TILES = (
 # of so many CTAs that there is room for at once; of three 36 had it and 40 had not. Of six it was not measured: 30 of
 # four and 14 of eight fit eight GPCs that would hold 20 to 22 of six, but also 42 to 44 of three, where 38 ran
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
-SPILLING = ("q5_0",)  # formats for which 64 tokens by 128 rows spilled 4 bytes
+# Exact tiles of 128 rows in units of rows that spilled 4 to 16 bytes: formats and tokens, by whether gate and up.
+SPILLING = {False: frozenset({("q5_0", 64)}), True: frozenset({("q5_0", 64), ("q8_0", 32)})}
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups of a CTA; with more, threads have too few registers to read or multiply much at once
 MOST_HELD = 108  # other registers that leave room for fragments of four chunks, twice, with two CTAs a multiprocessor
@@ -178,7 +179,7 @@ def _tiles_of_spans(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, 
 def _tiles_of_codes(spec: PackedProduct, rows: int) -> Iterator[tuple[int, int, bool]]:
     for tokens, parts, most, columns, *found in CODE_TILES:
         fits = spec.tokens <= tokens and rows <= most and spec.k >= columns
-        spills = spec.tokens > FEW_TOKENS and found[0] > 64 and spec.weights in SPILLING
+        spills = found[0] == 128 and (spec.weights, spec.tokens) in SPILLING[spec.gated]
         if fits and spec.precision == "exact" and parts == spec.parts and not spills:
             yield found[0], found[1], bool(found[2])
 

@@ -17,7 +17,7 @@ from ptxgen.errors import SpecError
 from ptxgen.products.wgmma import few_tiles, last_turn
 from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, tile_by_row
+from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -158,8 +158,11 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tile = OF_FEW if fields["tokens"] <= MOST_ROWS_FIRST else OF_MANY[fields["tokens"]]
         tried = {fields["tokens"]: tile}
     each = ((count, *tile) for count, (rows, shares) in tried.items() for tile in product(rows, SPLITS, shares))
+    spilling = SPILLING[bool(fields.get("gated"))]
     for count, tile_rows, split, share in each:
         if count in WHOLE_K and split > 1:
+            continue
+        if tile_rows == 128 and fields.get("by_row") and (fields["weights"], count) in spilling:
             continue
         if few and split > 1 and (tile_rows == 192 or (split == 8 and tile_rows == 64)):
             continue
@@ -175,7 +178,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
     for tokens in given.get("tokens", OF_ONE_MATRIX):
         tile_rows, shares = OF_ONE_MATRIX.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
-            ctas = -(-fields["n"] // tile) * -(-rows // tokens)
+            ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
                 apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
                 if (apart and "split" not in given) or (share > 1 and tile * tokens < LEAST_SHARED):

@@ -94,22 +94,24 @@ def test_more_sequences_in_units_of_their_rows(slots: int, mode: str, format: st
         ("batch", 9, ("q8_0", "q8_0"), {}, True),
         ("prefill", 16, ("q5_0", "q5_0"), {}, True),
         ("batch", 64, ("e4m3_block", "e4m3_block"), {}, True),
-        ("batch", 65, ("e4m3_block", "e4m3_block"), {}, False),
+        ("batch", 65, ("e4m3_block", "e4m3_block"), {}, True),
         ("batch", 20, ("q8_0", "q8_0"), {"precision": "fast"}, False),
         ("batch", 20, ("q8_0", "q8_0"), {"batch_invariant": True}, False),
         ("batch", 12, ("q6_k", "q5_0"), {}, True),
         ("batch", 12, ("q6_k", "q6_k"), {}, False),
         ("batch", 32, ("q4_k", "q8_0"), {}, True),
         ("batch", 64, ("q4_k", "q8_0"), {}, True),
-        ("batch", 65, ("q4_k", "q8_0"), {}, False),
+        ("batch", 65, ("q4_k", "q8_0"), {}, True),
+        ("batch", 65, ("q4_k", "f16"), {}, False),
         ("batch", 64, ("q5_k", "q6_k"), {}, True),
         ("prefill", 512, ("q4_k", "q6_k"), {}, True),
-        ("prefill", 513, ("q4_k", "q6_k"), {}, False),
+        ("prefill", 4096, ("q4_k", "q6_k"), {}, True),
         ("prefill", 512, ("q4_k", "int4_g128"), {}, True),
-        ("prefill", 65, ("q4_k", "int4_g64"), {}, False),
+        ("prefill", 65, ("q4_k", "int4_g64"), {}, True),
         ("prefill", 33, ("q4_k", "q6_k"), {"precision": "fast"}, False),
         ("prefill", 512, ("int4_g128", "int4_g128"), {}, True),
-        ("prefill", 512, ("int4_g64", "int4_g64"), {}, False),
+        ("prefill", 512, ("int4_g64", "int4_g64"), {}, True),
+        ("prefill", 512, ("q4_1", "q4_1"), {}, False),
     ],
 )
 def test_which_rows_are_in_units_of_their_own(
@@ -122,7 +124,10 @@ def test_which_rows_are_in_units_of_their_own(
     assert made.in_units(formats, 256) == takes
 
 
-@pytest.mark.parametrize(("format", "rows"), [("int4_g128", 128), ("q4_k", 128), ("q5_k", 64)])
+@pytest.mark.parametrize(
+    ("format", "rows"),
+    [("int4_g128", 128), ("q4_k", 128), ("q5_k", 64), ("q8_0", 128), ("q5_0", 128), ("e4m3_block", 128)],
+)
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_prompt_of_many_exact_rows(name: str, format: str, rows: int) -> None:
     """In chunks of prompts, in several tiles of tokens."""

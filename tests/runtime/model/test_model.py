@@ -255,7 +255,10 @@ def test_generation_is_an_iterator_where_that_is_asked_for(device: Device) -> No
 def test_a_prompt_goes_on_where_the_sequence_is(device: Device) -> None:
     model = model_of(device)
     model.prefill(PROMPT[:5])
-    assert list(model.tokens(PROMPT[5:], 3, keep=True)) == RECORDED["llama.tokens"].tolist()[:3]
+    recorded = RECORDED["llama.tokens"].tolist()
+    assert list(model.tokens(PROMPT[5:], 3, keep=True)) == recorded[:3]
+    assert model.length == len(PROMPT) + 2  # the last token given is not in it yet
+    assert list(model.tokens(recorded[2:3], 3, keep=True)) == recorded[3:6]
 
 
 def test_one_token_in_check_mode_has_no_finding() -> None:

@@ -47,6 +47,18 @@ def test_options_that_there_are_not() -> None:
         model.program("batch", True)
 
 
+def test_weights_of_another_model() -> None:
+    """Those of the same source are shared."""
+    model = model_of(CpuDevice())
+    other = model_of(model.device, weights=model.weights)
+    assert other.generate(PROMPT, 3) == model.generate(PROMPT, 3)
+    others = model_of(model.device, "mistral").weights  # without biases
+    short = {**model.weights, "embed_tokens": model.weights["norm"]}
+    for weights, got in (({}, "None"), (others, "None"), (short, "256 bytes"), ("weights", "None")):
+        with pytest.raises(SpecError, match=rf"^Model.weights: must hold [\d,]+ bytes of .* \(got {got}\)$"):
+            model_of(model.device, weights=weights)
+
+
 def test_a_prompt_that_does_not_fit_changes_nothing() -> None:
     model = model_of(CpuDevice())
     model.prefill(PROMPT)
