@@ -48,6 +48,9 @@ class Softmax:
     the thread's first column, in an open fragment. `lanes` threads share a row.
     """
 
+    top = SLACK  # log2 of the probability of a score at which the maximum is raised
+    unseen_shift = 0.0  # of a row that saw no key
+
     def __init__(
         self,
         b: Builder,
@@ -64,7 +67,7 @@ class Softmax:
         self._sources: dict[PerHead, Reg] = {}
         count = len(scores)
         self.limit = b.array("raise_above", "f32", count)
-        self.total = b.array("row_sum", "f32", count)
+        self.total: Sequence[Reg] = b.array("row_sum", "f32", count)
         self.tile_max = b.array("tile_max", "f32", count)
         self.shift = b.array("row_shift", "f32", count)
 
@@ -244,8 +247,8 @@ class Softmax:
         unseen = scratch(b, "saw_nothing", "pred")
         for limit, shift in zip(self.limit, self.shift, strict=True):
             b.op("setp.eq.f32", unseen, limit, float("-inf"))
-            b.op("sub.f32", shift, SLACK, limit)
-            b.op("selp.f32", shift, 0.0, shift, unseen)
+            b.op("sub.f32", shift, self.top, limit)
+            b.op("selp.f32", shift, self.unseen_shift, shift, unseen)
 
     def exponentiate(self, row: int, scores: Sequence[Score], total: Reg) -> None:
         """Scores of a row to probabilities in the same registers, added to `total`; after `shifts`, in its fragment."""
@@ -278,15 +281,15 @@ class Softmax:
         """The sink of a row's head joins its softmax."""
         b, limit = self.b, self.limit[row]
         sink = self._head_value(SINK, self.own().row, self.row_steps[row])
-        b.op("sub.f32", limit, limit, SLACK)
+        b.op("sub.f32", limit, limit, self.top)
         take_sink(b, sink, limit, self.total[row], values)
-        b.op("add.f32", limit, limit, SLACK)
+        b.op("add.f32", limit, limit, self.top)
 
     def log_sum(self, row: int) -> Reg:
         """ln Σ exp(score) of a row, −inf where it saw no key; after `finish`; part of an open fragment."""
         b = self.b
         out, shift = scratch(b, "log_sum", "f32"), self.shift[row]
-        b.op("sub.f32", shift, SLACK, self.limit[row])
+        b.op("sub.f32", shift, self.top, self.limit[row])
         b.op("lg2.approx.f32", out, self.total[row])
         b.op("sub.f32", out, out, shift)
         b.op("mul.f32", out, out, 1 / LOG2E)

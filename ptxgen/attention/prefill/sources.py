@@ -6,9 +6,9 @@ V lies as K does, so only one address is kept from tile to tile: registers are s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.copies import RowCopy
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
@@ -33,10 +33,33 @@ class Part:
     v_from: Reg | None = None
 
 
+class Lanes(Protocol):
+    """How lanes lie on rows that are read: so many side by side, and so many rows at once."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def rows_per_pass(self) -> int: ...
+
+
+class Reader(Protocol):
+    """Who reads rows, in chunks of so many elements and bytes."""
+
+    @property
+    def spread(self) -> Lanes: ...
+
+    @property
+    def elements(self) -> int: ...
+
+    @property
+    def source_bytes(self) -> int: ...
+
+
 class Source:
     """What both kinds share: sizes, and which keys exist. All methods are parts of an open fragment."""
 
-    def __init__(self, b: Builder, spec: Prefill, rows: Rows, copy: RowCopy, prefix: str = "") -> None:
+    def __init__(self, b: Builder, spec: Prefill, rows: Rows, copy: Reader, prefix: str = "") -> None:
         self.b, self.cache, self.rows, self.copy = b, spec.attention.cache, rows, copy
         self.prefix = prefix or rows.prefix
 
@@ -206,7 +229,7 @@ class InRing(Computed):
         self._rows_at(index)
 
 
-def source_of(b: Builder, spec: Prefill, rows: Rows, copy: RowCopy, prefix: str = "") -> Source:
+def source_of(b: Builder, spec: Prefill, rows: Rows, copy: Reader, prefix: str = "") -> Source:
     """The one that fits the cache; its registers begin with `prefix`, where there are several."""
     cache = spec.attention.cache
     return (Paged if cache.page_size else InRing if cache.ring else Contiguous)(b, spec, rows, copy, prefix)

@@ -33,6 +33,7 @@ class Blocks(Rows):
         super().__init__(b, spec, rows, tile.keys)
         self.tile, self.items = tile, items
         self.several = self.cache.batched
+        self.whole_tiles = tile.turned  # to the end of a tile blocks are made, of zeros behind the last key
 
     def tiles_of_head(self) -> Reg:
         """Tiles of keys of a head of the one sequence; part of an open fragment."""
@@ -68,7 +69,8 @@ class Blocks(Rows):
         else:
             self.kv_len, tokens = self.items.kv_len, self.items.q_len
             self.begins = self._begins(tokens, self.kv_len)
-            blocks = self.blocks = self._blocks(tokens, self.begins, self.kv_len)
+            made = self._whole(self.kv_len) if self.whole_tiles else self.kv_len
+            blocks = self.blocks = self._blocks(tokens, self.begins, made)
             self.length = self.kv_len
             if self._has_sections:
                 self.of_section = b.op("mul.lo.u32", "blocks_of_section", blocks, self.items.section_heads)
@@ -153,7 +155,9 @@ class Blocks(Rows):
         self.key_begin = b.op("mul.lo.s32", b.reg("wide_first", "s32"), first, self.rows)
         if begins is not None:
             b.op("add.s32", self.key_begin, self.key_begin, begins)
-        if not self.several:
+        if self.whole_tiles:
+            self.tile_number = divide(b, "wide_tile_number", self.key_begin, self.keys)
+        elif not self.several:
             self._place_in_tile()
 
     def _place_in_tile(self) -> None:
@@ -186,6 +190,8 @@ class Blocks(Rows):
         b.op("max.s32", length, length, 0)
         b.op("min.s32", length, length, self.cache.max_len)
         begins = self._begins(tokens, length)
+        if self.whole_tiles:
+            return self._blocks(tokens, begins, self._whole(length)), begins, length
         box = box_keys(self.cache, self.tile)
         b.note(f"boxes of {box} keys are read to their end, whatever lies there")
         b.op("add.s32", length, length, box - 1)
@@ -194,6 +200,14 @@ class Blocks(Rows):
         if not self.cache.page_size:
             b.op("min.s32", length, length, self.cache.max_len)
         return self._blocks(tokens, begins, length), begins, length
+
+    def _whole(self, length: Reg) -> Reg:
+        """So many keys, to the end of their last tile; part of an open fragment."""
+        b = self.b
+        whole = b.op("add.s32", scratch(b, "whole_tiles", "s32"), length, self.keys - 1)
+        divide(b, "whole_tiles", whole, self.keys)
+        b.op("mul.lo.s32", whole, whole, self.keys)
+        return whole  # type: ignore[no-any-return]
 
     def _begins(self, tokens: Reg, length: Reg) -> Reg | None:
         """With a window the first key of the first tile that queries see; part of an open fragment."""

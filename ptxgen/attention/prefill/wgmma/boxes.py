@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
@@ -32,7 +33,7 @@ class Boxes:
         b, tile, items = self.b, self.tile, self.items
         with b.fragment("part", "the first warp copies K, the second V, the others q"):
             b.op("setp.lt.u32", "copies_boxes", items.thread, 32 * WARPS)
-            copies_v = b.op("setp.ge.u32", "copies_v", items.thread, 32)
+            copies_v = self.copies_v = b.op("setp.ge.u32", "copies_v", items.thread, 32)
             lane = b.op("and.b32", b.reg("box_lane", "u32"), items.thread, 31)
             asks = b.op("setp.eq.u32", "asks", lane, 0)
             box = b.op("selp.b32", b.reg("boxes_at", "u32"), tile.v_at, tile.k_at, copies_v)
@@ -40,7 +41,7 @@ class Boxes:
             barriers = b.op("selp.b32", b.reg("box_barriers", "u32"), V_FULL, K_FULL, copies_v)
             b.op("add.u32", barriers, barriers, self.ring.at)
             number = b.op("mov.u32", "boxes", 0, note="tiles so far")
-            if items.cache.batched:
+            if tile.tails:
                 self.tail = b.op("add.u32", "tail_barrier", smem, tile.tail_at)
                 self.tails = b.op("mov.u32", "tails", 0, note="tiles of V so far that reach past the last key")
         map_ = self.maps.build(smem, lane, copies_v)
@@ -54,23 +55,26 @@ class Boxes:
             at = b.op("mad.lo.u32", "box_at", stage, tile.kv_bytes, box)
             key = items.tile_start(step)
             done: Addr = bar[0]
-            if items.cache.batched:
+            if tile.tails:
                 end = b.op("add.s32", b.reg("box_end", "s32"), key, tile.keys)
                 has_tail = b.op("setp.gt.and.s32", "has_tail", end, items.kv_len, copies_v)
                 if items.cache.page_size:
                     self._page(lane, key)
                 done = b.op("selp.b32", b.reg("box_done", "u32"), self.tail, bar, has_tail)[0]
         self.ring.wait("box_empty", bar[K_EMPTY - K_FULL], parity)
-        ends = "rows from kv_len on follow" if items.cache.batched else "those from kv_len on become zeros"
+        ends = "rows from kv_len on follow" if tile.tails else "those from kv_len on become zeros"
         with b.fragment("fill_box", f"{tile.keys} keys; {ends}"):
             if not items.cache.page_size:  # whose rows are exchanged below
                 b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
-            b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, tile.kv_bytes, pred=asks)
-            for first, row, head in self._boxes(key):
-                for n in range(tile.columns):
-                    to = at[(n * tile.keys + first) * SWIZZLED_ROW]
-                    b.op(LOAD, to, Addr(map_, 0, (COLUMN * n, row, head)), done, pred=asks)
-        if items.cache.batched:
+            if tile.turned:
+                self._ask_for_bytes(Addr(map_), at, done, key, asks)
+            else:
+                b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, tile.kv_bytes, pred=asks)
+                for first, row, head in self._boxes(key):
+                    for n in range(tile.columns):
+                        to = at[(n * tile.keys + first) * SWIZZLED_ROW]
+                        b.op(LOAD, to, Addr(map_, 0, (COLUMN * n, row, head)), done, pred=asks)
+        if tile.tails:
             self._tail(at, key, lane, bar, asks)
         else:
             b.without("aim_tail", "tail_boxes", "clear_tail", "tail_is_clear")
@@ -78,6 +82,22 @@ class Boxes:
             b.op("add.u32", number, number, 1)
             b.op("add.s32", step, step, 1)
             b.op("setp.lt.s32", "more_boxes", step, items.key_tiles)
+
+    def _ask_for_bytes(self, map_: Addr, at: Reg, done: Addr, key: Reg, asks: Reg) -> None:
+        """Boxes of K of 8 bits, or the one of V by element; part of an open fragment."""
+        b, tile, items, v = self.b, self.tile, self.items, self.copies_v
+        size = b.op("selp.b32", b.reg("box_bytes", "u32"), tile.v_bytes, tile.k_bytes, v)
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, size, pred=asks)
+        [(_, row, head)] = self._boxes(key)
+        turned = b.reg("turned_tile", "u32")
+        b.op("mad.lo.u32", turned, head, turned_tiles(b, items, tile.keys), items.tile_number(self.step))
+        b.op("selp.b32", turned, turned, head, v)
+        row = b.op("selp.b32", b.reg("box_row", "s32"), 0, row, v)
+        b.op(LOAD, at[0], Addr(map_.base, 0, (0, row, turned)), done, pred=asks)
+        asks_for_k = b.op("and.pred", b.reg("asks_for_k", "pred"), asks, ~v) if tile.k_columns > 1 else asks
+        for n in range(1, tile.k_columns):
+            to = at[n * tile.keys * SWIZZLED_ROW]
+            b.op(LOAD, to, Addr(map_.base, 0, (SWIZZLED_ROW * n, row, turned)), done, pred=asks_for_k)
 
     # -- which rows ----------------------------------------------------------------------------------------------------
 
@@ -146,3 +166,11 @@ class Boxes:
             b.op("fence.proxy.async.shared::cta")
             b.op("bar.warp.sync", -1)
             self.ring.arrive(bar[0], asks)
+
+
+def turned_tiles(b: Builder, rows: Rows, keys: int) -> Reg | int:
+    """Tiles of V by element that a head has room for; part of an open fragment."""
+    if rows.cache.max_len:
+        return -(-rows.cache.max_len // keys)
+    tiles = b.op("add.s32", scratch(b, "turned_tiles", "s32"), rows.kv_len, keys - 1)
+    return divide(b, "turned_tiles", tiles, keys)

@@ -4,6 +4,7 @@ in flight together, and the softmax of the one runs under the other."""
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma.coded import CodedSoftmax
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.registers import (
     HIGH_WORD,
@@ -15,7 +16,7 @@ from ptxgen.attention.prefill.wgmma.registers import (
 )
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
-from ptxgen.attention.prefill.wgmma.tile import K_STEP, ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import K_STEP, ONES, ROWS, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import has_first_maximum, is_limited
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -31,8 +32,13 @@ class Consumer(ConsumerRegisters):
         super().__init__(b, spec, tile, items, dtype)
         self.ring = ring
         self.counts_as: Reg | int = 1
-        limited = is_limited(dtype) and has_first_maximum(spec, tile, dtype)
-        self.softmax = TileSoftmax(b, spec, items, self.scores, 4, (0, 8), self.own, limited=limited)
+        of = (b, spec, items, self.scores, 4, (0, 8), self.own)
+        if tile.turned:
+            codes = [self.packed[row::2] for row in range(2)]
+            self.softmax: TileSoftmax = CodedSoftmax(*of, codes=codes, sums=self.sums[::2])
+        else:
+            limited = is_limited(dtype) and has_first_maximum(spec, tile, dtype)
+            self.softmax = TileSoftmax(*of, limited=limited)
 
     def build(self, smem: Reg) -> None:
         """All of them; `smem` is where shared memory begins."""
@@ -54,7 +60,10 @@ class Consumer(ConsumerRegisters):
         self._queries(smem)
         self._tiles()
         self._products()
-        self.softmax.build(self.start, self.rows)
+        sums = [self.sums[2 * row : 2 * row + 2] for row in range(2)]
+        if not self.tile.turned:
+            b.without("guess")
+        self.softmax.build(self.start, [[*values, *more] for values, more in zip(self.rows, sums, strict=True)])
         self._pack()
 
     def _turns(self) -> None:
@@ -106,7 +115,7 @@ class Consumer(ConsumerRegisters):
         ring.wait("q_full", at[ring.q_full], parity)
         with b.fragment("clear", "nothing seen so far"):
             self.softmax.clear()
-            for value in self.acc:
+            for value in (*self.acc, *self.sums):
                 b.op("mov.f32", value, 0.0)
         if self.spec.fp8:
             with b.fragment("take_scales", "the scales of this thread's rows of q"):
@@ -207,7 +216,7 @@ class Consumer(ConsumerRegisters):
                     q = self.descriptor("q_matrix", self.q_descriptor, 32 * within + column * ROWS * SWIZZLED_ROW)
                     b.op(op, tuple(self.score), q, k, accumulates, 1, 1, *transposed, *transposed)
             b.op("wgmma.commit_group.sync.aligned")
-        steps = tile.keys // K_STEP
+        steps = tile.keys // (K_STEP_8 if tile.turned else K_STEP)
         early = min(EARLY, steps - 1)
         with b.fragment("products_with_v", "accumulators += probabilities * V, of the tile before"):
             b.op("wgmma.fence.sync.aligned")
@@ -224,12 +233,20 @@ class Consumer(ConsumerRegisters):
 
     def _product_with_v(self, step: int) -> None:
         b, type = self.b, self.dtype.name
+        if self.tile.turned:
+            v = self.descriptor("v_matrix", self.v_low, step * K_STEP_8)
+            op = f"wgmma.mma_async.sync.aligned.m64n{self.spec.dim + ONES}k{K_STEP_8}.f32.e5m2.e4m3"
+            b.op(op, (*self.acc, *self.sums), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1)
+            return
         v = self.descriptor("v_matrix", self.v_low, step * 2 * ROWS_8)
         op = f"wgmma.mma_async.sync.aligned.m64n{self.tile.width}k16.f32.{type}.{type}"
         b.op(op, tuple(self.acc), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1, 1)
 
     def _pack(self) -> None:
-        """Fragment `pack`: probabilities as the register operand of the second product."""
+        """Fragment `pack`: probabilities as the register operand of the second product, which codes are already."""
+        if self.tile.turned:
+            self.b.without("pack")
+            return
         b, cvt = self.b, f"cvt.rn.{self.dtype.name}x2.f32"
         with b.fragment("pack", "probabilities as the register operand of the second product"):
             for row in range(2):

@@ -89,6 +89,24 @@ class PairedCopy(SwizzledCopy):
         return super().offset(name, row, first)
 
 
+class HalvedCopy(SwizzledCopy):
+    """Of rows of at most 64 bytes: a thread has half a chunk, so that all lanes have some of a row."""
+
+    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType) -> None:
+        super().__init__(b, name, dim, rows, threads, dtype)
+        self.elements = CHUNK // 2 // dtype.bytes
+        self.spread = Spread(dim // self.elements, rows, threads, LANES)
+
+    def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
+        """That of the chunk, and its second half's."""
+        b = self.b
+        whole = b.op("shr.u32", scratch(b, f"{name}_chunk", "u32"), chunk, 1)
+        out = super().offset(name, row, whole)
+        half = b.op("and.b32", whole, chunk, 1)
+        b.op("mad.lo.u32", out, half, CHUNK // 2, out)
+        return out
+
+
 def copy_rows(copy: SwizzledCopy, source: Source, x: str, to: Place) -> None:
     """Rows of K or V; those from kv_len on become zeros; part of an open fragment."""
     b = copy.b

@@ -10,11 +10,20 @@ from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
 from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
-from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps, converts, widens_at_first
+from ptxgen.attention.prefill.wgmma.tile import (
+    WARPGROUP,
+    WgmmaTile,
+    by_maps,
+    converts,
+    makes_at_first,
+    makes_rows,
+    turns,
+)
+from ptxgen.attention.prefill.wgmma.turned import Turned
 from ptxgen.attention.prefill.wgmma.variants import has_first_maximum
 from ptxgen.attention.prefill.wgmma.widened import Widened
 from ptxgen.builder import Builder
-from ptxgen.dtypes import DType
+from ptxgen.dtypes import DType, e4m3
 
 
 def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
@@ -35,21 +44,26 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("make_barriers"):
         ring.make(smem)
     items.locate()
-    widened = Widened(b, spec, tile, items, dtype) if spec.widened else None
+    widened = (Turned if turns(spec) else Widened)(b, spec, tile, items, dtype) if makes_rows(spec) else None
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
     with b.fragment("take_registers"):
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
     if widened is not None:
-        with b.fragment("find_widened", "where 16-bit rows of K and V lie"):
+        what = "V by element lies" if turns(spec) else "16-bit rows of K and V lie"
+        with b.fragment("find_widened", f"where {what}"):
             widened.begin()
+    if isinstance(widened, Turned):
+        widened.ones(smem)
+    else:
+        b.without("ones")
     passes = b.reg("pass", "u32") if first_maximum_serves and widened is not None else None
     if maps:
-        boxes = Boxes(b, tile, items, ring, dtype)
+        boxes = Boxes(b, tile, items, ring, e4m3 if spec.fp8 else dtype)
         boxes.build(smem)
         if widened is not None:
-            widened.build(boxes.step, passes)
+            widened.build(boxes.step, passes, boxes.copies_v)
         QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
     else:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
@@ -73,5 +87,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails, widens=spec.widened, widens_at_first=widens_at_first(spec),
+        has_tails=tile.tails, widens=makes_rows(spec), widens_at_first=makes_at_first(spec),
     )  # fmt: skip

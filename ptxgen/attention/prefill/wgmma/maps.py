@@ -10,17 +10,18 @@ Tensor Map".
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.tile import COLUMN, MAP_BYTES, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import MAP_BYTES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 
 SLOTS = 1024  # multiprocessors at most
 WORDS = MAP_BYTES // 4
-ELEMENT_TYPES = {"f16": 6, "bf16": 10}  # .elemtype
+ELEMENT_TYPES = {"e4m3": 0, "f16": 6, "bf16": 10}  # .elemtype: that of bytes
 SWIZZLE_128 = 3  # .swizzle_mode
 DIMENSIONS = 3  # elements, keys, heads
 ANY = (1 << 31) - 1  # an extent that the page table bounds
@@ -45,17 +46,19 @@ class Maps:
             b.op("setp.eq.u32", "writes_map", lane, 0)
         with b.fragment("meet_lanes"):
             b.op("bar.warp.sync", -1)
-        with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
+        box = SWIZZLED_ROW // self.dtype.bytes
+        note = f"this warp's tensor map: an array [heads, keys, elements], boxes of {box} elements"
+        with b.fragment("write_maps", note):
             rows = items.wide
-            array = rows["k"] if rows else b.ld_param("k")
+            array = rows["k"] if "k" in rows else b.ld_param("k")
             keys, heads = self._extents()
-            b.op("selp.b64", array, rows["v"] if rows else b.ld_param("v"), array, copies_v)
+            b.op("selp.b64", array, rows["v"] if "v" in rows else b.ld_param("v"), array, copies_v)
             row = cache.k.dim * self.dtype.bytes
             stride = b.reg("map_stride", "u64")
 
-            def put(field: str, *operands: object, wide: bool = False) -> None:
+            def put(field: str, *operands: object, wide: bool = False, pred: Reg | None = None) -> None:
                 kind = "b64" if wide else "b32"
-                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands)
+                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands, pred=pred)
 
             put("global_address", array, wide=True)
             put("rank", DIMENSIONS - 1)
@@ -63,7 +66,7 @@ class Maps:
             put("interleave_layout", 0)
             put("swizzle_mode", SWIZZLE_128)
             put("fill_mode", 0)
-            for n, size in enumerate((COLUMN, box_keys(cache, self.tile), 1)):
+            for n, size in enumerate((box, box_keys(cache, self.tile), 1)):
                 put("box_dim", n, size)
             for n, extent in enumerate((cache.k.dim, keys, heads)):
                 put("global_dim", n, extent)
@@ -80,6 +83,8 @@ class Maps:
             else:
                 b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
             put("global_stride", 1, stride, wide=True)
+            if self.tile.turned:
+                self._turn(put, stride, copies_v)
         with b.fragment(
             "publish_maps", "the map in module memory, a place for each multiprocessor, seen by the copies from here on"
         ):
@@ -93,6 +98,18 @@ class Maps:
             seen: Reg = b.op("cvta.global.u64", "map_seen", at)
             b.op("fence.proxy.tensormap::generic.acquire.gpu", seen[0], MAP_BYTES)
         return seen
+
+    def _turn(self, put: Callable[..., None], stride: Reg, copies_v: Reg) -> None:
+        """What differs in the map of V that lies by element, an array [tiles, elements, keys]; part of an open
+        fragment."""
+        tile, dim = self.tile, self.items.cache.v.dim
+        self.b.note("V lies by element: tiles of a swizzled row of keys for each")
+        put("box_dim", 1, dim, pred=copies_v)
+        for n, extent in enumerate((tile.keys, dim, ANY)):
+            put("global_dim", n, extent, pred=copies_v)
+        for n, step in enumerate((SWIZZLED_ROW, tile.v_bytes)):
+            self.b.op("mov.u64", stride, step)
+            put("global_stride", n, stride, wide=True, pred=copies_v)
 
     def _extents(self) -> tuple[Reg | int, Reg | int]:
         """Keys, and heads of all sequences or pages; part of an open fragment."""

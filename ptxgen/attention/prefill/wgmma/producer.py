@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.sources import source_of
-from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy, copy_rows
+from ptxgen.attention.prefill.wgmma.copies import HalvedCopy, SwizzledCopy, copy_rows
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.rounding import Rounding
-from ptxgen.attention.prefill.wgmma.tile import FEWEST, LANES, ROWS, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import COLUMN, FEWEST, LANES, ROWS, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, e4m3
@@ -22,7 +22,8 @@ class QueryCopies:
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
     ) -> None:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
-        self.q = SwizzledCopy(b, "q", tile.width, ROWS, tile.producer_threads - first, e4m3 if spec.fp8 else dtype)
+        kind = HalvedCopy if tile.turned and spec.dim <= COLUMN else SwizzledCopy
+        self.q = kind(b, "q", tile.width, ROWS, tile.producer_threads - first, e4m3 if spec.fp8 else dtype)
         self.dtype = dtype
 
     def aim(self, smem: Reg) -> None:
@@ -68,7 +69,7 @@ class QueryCopies:
                     b.op("setp.gt.u32", takes_part, items.active, group)
             wait, over = ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
             if rounding is not None:
-                fills.append((f"q{group}", None, None, wait, over, rounding.fill(group)))
+                fills.append((f"q{group}", aim, takes_part, wait, over, rounding.fill(group)))
                 continue
             with b.fragment(
                 f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"

@@ -1,7 +1,8 @@
 """What a consumer thread holds: scores, output and probabilities of two rows, and the matrix descriptors.
 
 Accumulators are those of wgmma.m64nN: of a warp's 16 rows row lane / 4 and 8 further, columns 2 · (lane % 4) and the
-next of every 8. Two neighbouring groups of 8 columns, packed to 16 bits, are the A fragment of the second product.
+next of every 8. Two neighbouring groups of 8 columns, packed to 16 bits, are the A fragment of the second product; so
+are four of them, packed to 8 bits, if V has its keys in the order of `turned.KEYS_IN_ORDER`.
 Source: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", register fragments and matrix descriptor.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.softmax import Owned, Score
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.tile import K_STEP, ROWS, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import K_STEP, ONES, ROWS, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -33,7 +34,8 @@ class ConsumerRegisters:
         self.high: Reg  # the upper word of every descriptor
         self.score = b.array("score", "f32", tile.keys // 2)
         self.acc = b.array("acc", "f32", tile.width // 2)
-        self.packed = b.array("probability", "b32", tile.keys // 4)
+        self.packed = b.array("probability", "b32", tile.keys // (8 if tile.turned else 4))
+        self.sums = b.array("sum", "f32", ONES // 2) if tile.turned else ()
         self.q_held = b.array("q_held", "b32", 4 * self.steps) if tile.q_in_registers else ()
         self.scores = [
             [Score(self.score[4 * n + 2 * row + i], 8 * n + i) for n in range(tile.keys // 8) for i in range(2)]
@@ -58,7 +60,8 @@ class ConsumerRegisters:
         if not tile.q_in_registers:
             self.q_descriptor = self._descriptor("q_descriptor", q_rows, 0, UNIT)
         self.k_descriptor = self._descriptor("k_descriptor", smem, tile.k_at, UNIT)
-        self.v_descriptor = self._descriptor("v_descriptor", smem, tile.v_at, tile.keys * SWIZZLED_ROW)
+        leading = UNIT if tile.turned else tile.keys * SWIZZLED_ROW
+        self.v_descriptor = self._descriptor("v_descriptor", smem, tile.v_at, leading)
 
     def _descriptor(self, name: str, base: Reg, offset: int, leading: int) -> Reg:
         """The lower word of a matrix descriptor: the address, and the bytes from a column of 64 to the next."""

@@ -38,6 +38,8 @@ class TileSoftmax(Softmax):
         self.raised = self.b.reg("raised", "pred")
         self.tile_sum = self.b.array("tile_sum", "f32", len(self.scores)) if limited else ()
 
+    adds_up = True  # threads add up the sums of rows
+
     @property
     def plain(self) -> bool:
         return plain(self.variant)
@@ -97,16 +99,17 @@ class TileSoftmax(Softmax):
         b, count = self.b, len(self.scores)
         factors, raises = b.array("correction", "f32", count), b.array("raises", "pred", count)
         with b.fragment("raise_sums", f"maxima that a score exceeds by 2^{SLACK:g}, and the sums"):
-            for limit, largest, raise_, factor, total in zip(
-                self.limit, self.tile_max, raises, factors, self.total, strict=True
+            for row, (limit, largest, raise_, factor, total) in enumerate(
+                zip(self.limit, self.tile_max, raises, factors, self.total, strict=True)
             ):
-                b.op("setp.gt.f32", raise_, largest, limit)
+                self.find_raise(row, raise_)
                 b.op("mov.f32", factor, limit)
                 b.op("add.f32", limit, largest, SLACK, pred=raise_)
                 b.op("sub.f32", factor, factor, limit)
                 b.op("ex2.approx.ftz.f32", factor, factor)
                 b.op("selp.f32", factor, factor, 1.0, raise_)
-                b.op("mul.f32", total, total, factor)
+                if self.adds_up:
+                    b.op("mul.f32", total, total, factor)
             self._vote(raises)
             self.shifts()
         with b.fragment("rescale", "accumulators on the scale of the new maxima"):
@@ -118,6 +121,10 @@ class TileSoftmax(Softmax):
         b = self.b
         any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), *raises)
         b.op("vote.sync.any.pred", self.raised, any_row, -1)
+
+    def find_raise(self, row: int, raise_: Reg) -> None:
+        """Whether a row's maximum is raised; part of an open fragment."""
+        self.b.op("setp.gt.f32", raise_, self.tile_max[row], self.limit[row])
 
     def _scale_down(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Fragments `look_for_large`, behind `exponentials`, and `scale_down`, when accumulators are at rest: of

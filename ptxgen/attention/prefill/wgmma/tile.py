@@ -21,6 +21,8 @@ PADDED_FROM = 24  # elements of the shortest row behind which zeros may follow
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
 WARPGROUP = 128  # threads
+ONES = 8  # elements that are one behind those of V by element: their products are the sums of probabilities
+ONES_BYTES = ONES * SWIZZLED_ROW
 MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
@@ -34,7 +36,8 @@ class WgmmaTile:
 
     `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
     rows of out are staged in the place of those of q, where there is no room for both. `tails`: there is an mbarrier
-    of the boxes of V that reach past the last key. `fp8`: q and K are of 8 bits, and rows of q have scales.
+    of the boxes of V that reach past the last key. `fp8`: q and K are of 8 bits, and rows of q have scales. `turned`:
+    so are V, which lies by element, [element][128 keys], and the probabilities.
     """
 
     dim: int
@@ -47,6 +50,7 @@ class WgmmaTile:
     producers: int = 1
     tails: bool = False
     fp8: bool = False
+    turned: bool = False
 
     @property
     def producer_threads(self) -> int:
@@ -78,8 +82,23 @@ class WgmmaTile:
 
     @property
     def kv_bytes(self) -> int:
-        """A tile of K, or of V."""
-        return self.columns * self.keys * SWIZZLED_ROW
+        """The place of a tile of K, or of V."""
+        return max(self.k_bytes, self.v_bytes + (ONES_BYTES if self.turned else 0))
+
+    @property
+    def k_columns(self) -> int:
+        """Swizzled rows that hold a key."""
+        return -(-self.dim // SWIZZLED_ROW) if self.turned else self.columns
+
+    @property
+    def k_bytes(self) -> int:
+        """A tile of K."""
+        return self.k_columns * self.keys * SWIZZLED_ROW
+
+    @property
+    def v_bytes(self) -> int:
+        """A tile of V."""
+        return self.dim * SWIZZLED_ROW if self.turned else self.k_bytes
 
     @property
     def out_at(self) -> int:
@@ -123,13 +142,13 @@ class WgmmaTile:
 
     @property
     def q_scales_at(self) -> int:
-        """Where the scales of rows of q begin, where there are no maps."""
-        return self.maps_at
+        """Where the scales of rows of q begin."""
+        return self.maps_at + (2 * MAP_BYTES if self.turned else 0)
 
     @property
     def shared_bytes(self) -> int:
         """All of it, and as much as keeps other CTAs off the multiprocessor."""
-        return max(self.maps_at + (4 * self.rows if self.fp8 else 2 * MAP_BYTES), ALONE)
+        return max(self.q_scales_at + (4 * self.rows if self.fp8 else 2 * MAP_BYTES), ALONE)
 
 
 # By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
@@ -191,18 +210,26 @@ _BY_FP8: tuple[_Row, ...] = (
     (128, 2, 112, False, 112, 192, False),
     (192, 2, 48, False, 120, 192, True),
 )
+# In their place, where V is turned first: a tile of keys is a swizzled row of it, or less.
+_TURNED: tuple[_Row, ...] = (
+    (32, 2, 64, True, 72, 216, False),
+    (128, 2, 128, True, 72, 216, False),
+    (192, 2, 96, True, 72, 216, False),
+)
 
 
 @lru_cache(maxsize=64)
 def wgmma_tile(
     dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False,
-    fp8: bool = False, lean: bool = False, widens: bool = False,
+    fp8: bool = False, lean: bool = False, widens: bool = False, turned: bool = False,
 ) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
     them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are made
-    under the products."""
+    under the products. `turned`: V lies by element."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
+    if turned:
+        table = _TURNED
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
@@ -210,7 +237,8 @@ def wgmma_tile(
         row = _WIDENED.get(row[0], row)
     if converts and not fp8:
         row = _BY_TWO_PRODUCERS if lean else _CONVERTED.get((row[0], scaled, batched), row)
-    return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=maps and batched, fp8=fp8)
+    tails = maps and batched and not turned
+    return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=tails, fp8=fp8, turned=turned)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
@@ -219,19 +247,31 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     several = cache.batched or bool(cache.ring)
     return wgmma_tile(
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill),
-        prefill.widened and not widens_at_first(prefill),
+        prefill.widened and not makes_at_first(prefill), turns(prefill),
     )  # fmt: skip
 
 
-def widens_at_first(prefill: Prefill) -> bool:
-    """Whether all 16-bit rows are made before the first is read: those of a batch, whose short sequences are through
-    sooner than rows are made, and may share pages."""
-    return prefill.widened and prefill.attention.cache.batched
+def turns(prefill: Prefill) -> bool:
+    """Whether V becomes an array by element in memory first: wgmma multiplies e4m3 values along rows alone. Pages and
+    rings keep their values by key: an array of all that they may hold would be larger than they are."""
+    cache = prefill.attention.cache
+    return prefill.fp8 and not (cache.page_size or cache.ring)
+
+
+def makes_rows(prefill: Prefill) -> bool:
+    """Whether the launch makes rows in memory before it multiplies them."""
+    return prefill.widened or turns(prefill)
+
+
+def makes_at_first(prefill: Prefill) -> bool:
+    """Whether all these rows are made before the first is read: those of a batch, whose short sequences are through
+    sooner than rows are made, and may share pages; and V by element, which is a quarter of the work."""
+    return (prefill.widened and prefill.attention.cache.batched) or turns(prefill)
 
 
 def converts(prefill: Prefill) -> bool:
     """Whether K and V of 8 bits become 16-bit values on their way into shared memory."""
-    return prefill.attention.problem.kv_dtype.bits == 8 and not prefill.widened
+    return prefill.attention.problem.kv_dtype.bits == 8 and not makes_rows(prefill)
 
 
 def lean(prefill: Prefill) -> bool:
@@ -265,7 +305,7 @@ def is_padded(prefill: Prefill) -> bool:
 def adapts(prefill: Prefill) -> bool:
     """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part."""
     cache = prefill.attention.cache
-    return not (cache.batched or cache.ring or prefill.fp8)
+    return not (cache.batched or cache.ring or (converts(prefill) and prefill.fp8))
 
 
 def pairs(prefill: Prefill) -> bool:
@@ -289,6 +329,6 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         and problem.q_dtype.bits == 16
         and (problem.q_dtype == problem.kv_dtype or problem.kv_dtype.bits == 8)
         and (prefill.dim % K_STEP == 0 or is_padded(prefill))
-        and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
+        and prefill.dim <= (_BY_MAPS if by_maps(prefill) and not prefill.fp8 else _BY_COPIES)[-1][0]
         and (prefill.dim <= STEPPED or not variant.steps)
     )

@@ -18,7 +18,7 @@ from ptxgen.attention.prefill.wgmma.boxes import WARPS
 from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import WARPS as WARPS_OF_GROUP
-from ptxgen.attention.prefill.wgmma.tile import COLUMN, WgmmaTile, tile_of, widens_at_first
+from ptxgen.attention.prefill.wgmma.tile import COLUMN, WgmmaTile, makes_at_first, tile_of
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.attention.prefill.wgmma.widening import sign_bits
 from ptxgen.builder import Builder
@@ -40,7 +40,7 @@ WITH_SCALES, OF_CONSUMERS = 12, 16
 def counters(prefill: Prefill) -> Extent:
     """Words of the workspace of counts: one for each tile of keys of a head, or one for a batch, and some before."""
     cache, keys = prefill.attention.cache, tile_of(prefill).keys
-    if widens_at_first(prefill):
+    if makes_at_first(prefill):
         return COUNTERS + 1
     heads = prefill.attention.problem.n_kv_heads
     if cache.max_len:
@@ -54,17 +54,24 @@ class Widened:
     `tiles_unseen`, `tiles_made` (a wait) and `see_widened`, of the warps that ask for boxes; `leave` and `set_back` (a
     loop's body)."""
 
+    makes_k = True  # as well as V
+
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.tile, self.items, self.dtype = b, spec, tile, items, dtype
-        self.at_first = widens_at_first(spec)
+        self.at_first = makes_at_first(spec)
         warps = tile.threads // WARP
         self.warps = warps - WARPS_OF_GROUP if self.at_first else WARPS_OF_GROUP - WARPS  # of a CTA, that draw
+        self.k_scales: Reg | None = None
+        self._take_blocks()
+
+    def _take_blocks(self) -> None:
+        """How large a block is, how a warp shares it, and whence it comes."""
+        b, spec, tile = self.b, self.spec, self.tile
         paged = bool(spec.attention.cache.page_size)
         rows = 2 * BLOCK if self.at_first and spec.dim <= COLUMN and not paged else BLOCK
-        self.copy = SwizzledCopy(b, "wide", spec.dim, rows, WARP, dtype, spec.attention.problem.kv_dtype)
-        self.blocks = Blocks(b, spec, tile, items, rows)
+        self.copy = SwizzledCopy(b, "wide", spec.dim, rows, WARP, self.dtype, spec.attention.problem.kv_dtype)
+        self.blocks = Blocks(b, spec, tile, self.items, rows)
         self.source = source_of(b, spec, self.blocks, self.copy)
-        self.k_scales: Reg | None = None
         self.at_once = next(count for dim, count in AT_ONCE if spec.dim <= dim)
         if self.source.quantised:
             self.at_once = min(self.at_once, WITH_SCALES)
@@ -77,9 +84,9 @@ class Widened:
         items.wide = {x: b.ld_param(f"wide_{x}") for x in "kv"}
         self.at: Reg = b.ld_param("widening")
 
-    def build(self, step: Reg, passes: Reg | None) -> None:
+    def build(self, step: Reg, passes: Reg | None, copies_v: Reg) -> None:
         """Build every fragment named above; `step`: the tile of an item that is asked for; `passes`: how often the CTA
-        has computed its items."""
+        has computed its items; `copies_v`: a warp asks for boxes of V."""
         b, items, blocks = self.b, self.items, self.blocks
         with b.fragment("begin_widening", "which of the warps makes 16-bit rows of K and V"):
             self.lane = b.op("and.b32", b.reg("wide_lane", "u32"), items.thread, WARP - 1)
@@ -96,9 +103,9 @@ class Widened:
         blocks.count(self.lane)
         drawn = b.reg("block_drawn", "u32")
         with b.fragment("begin_blocks", "K and V as 16-bit rows: a block is some keys of a head"):
-            self.row, self.chunk = self.copy.aim(self.lane)
+            self._aim()
             blocks.begin()
-            if folds_scales(self.spec.attention.variant):
+            if self.makes_k and folds_scales(self.spec.attention.variant):
                 self.k_scales = b.ld_param("k_scale", "wide_k_scale")
             b.note("each warp also draws one that is not there, the last of them sets the counter back")
             most = b.op("mad.lo.u32", "last_draw", items.ctas, self.warps, blocks.total)
@@ -124,7 +131,7 @@ class Widened:
             b.op("red.release.gpu.global.add.u32", self.made_at[4 * COUNTERS], made, pred=counts)
             if not self.at_first:
                 b.op("mov.u32", made, 0)
-        self._wait_for_all(seen) if self.at_first else self._wait_for_tiles(seen, step, passes)
+        self._wait_for_all(seen, copies_v) if self.at_first else self._wait_for_tiles(seen, step, passes)
         self._leave(passes)
 
     def _count_at(self, head: Reg, number: Reg) -> Reg:
@@ -136,12 +143,19 @@ class Widened:
 
     # -- the warps that ask for boxes ----------------------------------------------------------------------------------
 
-    def _wait_for_all(self, seen: Reg) -> None:
+    def _aim(self) -> None:
+        """This lane's part of a block; part of an open fragment."""
+        self.row, self.chunk = self.copy.aim(self.lane)
+
+    def _wait_for_all(self, seen: Reg, copies_v: Reg) -> None:
         """Once a warp, until all blocks are made."""
         b, polls = self.b, Polls(self.b)
         b.without("begin_tiles_made")
         with b.fragment("tiles_unseen", "whether the next tile may still be in the making"):
-            b.op("setp.eq.s32", "is_unseen", seen, 0)
+            if self.makes_k:
+                b.op("setp.eq.s32", "is_unseen", seen, 0)
+            else:
+                b.op("setp.eq.and.s32", "is_unseen", seen, 0, copies_v)
             b.op("mov.s32", seen, 1)
             polls.allow()
         with b.fragment("tiles_made", "until all blocks are made"):
