@@ -60,7 +60,10 @@ def tokens() -> str:
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
     steps, prompts = newest_rows("decode_step"), newest_rows("prompt")
-    alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), newest_tokens("products", "pack")
+    packed = ("pack", e4m3_products.PACK)
+    alone = rows_measured("products", without=packed, tokens=8)
+    one = rows_measured("products", "programmatic", without=packed, tokens=1)
+    many = newest_tokens("products", "pack")
     yield from _part(
         "Whole models: µs of a decode step",
         "Models have random weights in the shapes of real ones, and an f16 cache. `ptxgen`: products are as exact as "
@@ -91,7 +94,7 @@ def whole_models() -> Iterable[str]:
         products.table(alone),
     )
     yield from _products_since(alone[0]["run"])
-    yield from one_token(alone)
+    yield from one_token(one)
     yield from _part(
         "Products of many tokens: µs as graph nodes, weights beyond the L2",
         "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "

@@ -59,6 +59,8 @@ class Rounding:
         if not copies.tile.turned or copies.items.cache.batched or copy.spread.column_passes > 1:
             return 1
         words = next(words for dim, words in WORDS if copies.spec.dim <= dim)
+        if copies.items.step(copy.spread.rows_per_pass) is None:  # addresses of their own take registers, too
+            words //= 2
         return max(1, words // words_of(copies.dtype, copy.elements))
 
     def fill(self, group: int) -> Fragment:
