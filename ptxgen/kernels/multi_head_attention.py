@@ -149,6 +149,7 @@ class MultiHeadAttention(KernelType):
         r" wait .*%q\d_empty_over": "does not matter: a CTA has one item; test_prefill_wgmma gives it several",
         r" arrival .*%(q_barrier\+80|k_barrier\+16|v_barrier\+48)": "does not matter: nothing waits for it any more",
         r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
+        r"sm_90a.* barrier .*ld\.shared\.b32 %flag": "where no sum of the trial overflows; those with scale=24 notice",
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
