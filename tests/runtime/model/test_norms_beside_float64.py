@@ -19,7 +19,7 @@ from tests.support.models.families import random_weights, small_spec
 SLOTS = (3, 9, 33)  # sequences: in which form their rows are follows from the format and the precision, too
 CHUNK, MORE = 64, 7  # a prompt is a chunk and 6 positions; all shorter steps have 8 rows, as each size is compiled
 CACHES = {"exact": "f32", "fast": "f16"}  # 16-bit queries go with the latter
-CLOSE = {"exact": 2e-6, "fast": 2e-2}  # ‖logits − want‖ / ‖want‖
+CLOSE = {"exact": 5e-6, "fast": 2e-2}  # ‖logits − want‖ / ‖want‖; exact ones are off by up to 2.7e-6 (soft caps)
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads normed": ("qwen3", WIDE | {"head_dim": 128}, "bf16"),
