@@ -199,7 +199,8 @@ def where_the_time_goes() -> Iterable[str]:
     yield "## Where the time of a token goes\n"
     yield (
         "`in the step`: what a launch adds to the step's graph. It is the difference of two graphs, of which one ends "
-        "with the launch and the other before it, so that launches overlap as they do in the step. `alone`: the time "
+        "with the launch and the other before it, so that launches overlap as they do in the step; of a kernel that is "
+        "launched often the first six launches are measured, and the others count as their mean. `alone`: the time "
         "in a graph of such launches alone, where weights of less than 60 MB may come from the L2 cache. `read`: its "
         "bytes at the rate of reading 2 GB. Where `alone` is less than `in the step`, the launch waits for the one "
         "before it.\n"
