@@ -92,12 +92,13 @@ class MultiHeadAttention(KernelType):
     `head_scales`: e4m3 keys and values are multiplied by `k_scale`, `v_scale [n_kv_heads]`, f32.
     int8 caches have k_scales, v_scales `[…, ceil(head_dim /
     32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
-    its scale, and multiplied with the e4m3 keys directly. Probabilities are e5m2 and meet the e4m3 values, which are
-    first written by element to a workspace as large as V: for random queries the error of the output is some 3 to 6 %
-    in the 2-norm, of which 1 to 3 % are of rounded queries. With pages and rings probabilities and values have 16 bits,
-    and it is 1 to 3 %. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that
-    some token sees are converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same
-    shape. It is for many tokens (`fastest` decides); the output is that of such a cache.
+    its scale, and multiplied with the e4m3 keys directly: for random queries a row of the output is off by some 3 % in
+    the 2-norm. Where max_len is given and at most 4096, without pages and rings, probabilities are e5m2, too, and meet
+    the e4m3 values, which are first written by element to a workspace as large as V: a row is off by some 6 %, with
+    large queries 8 %, and lse by some 0.01, where one key has most of the weight by up to 0.13. `widened` (sm_90a,
+    head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are converted to 16
+    bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many tokens
+    (`fastest` decides); the output is that of such a cache.
     """
 
     bundled_as = "prefill"
@@ -211,7 +212,7 @@ class MultiHeadAttention(KernelType):
 
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
-        """Probabilities of 8 bits have 2 of a mantissa."""
+        """Of probabilities in e5m2, whose mantissa has two bits, and of rounded queries."""
         return 0.07 if self.fp8 and turns(self.prefill) else None
 
     def rules(self) -> Iterator[str]:
@@ -360,9 +361,8 @@ class MultiHeadAttention(KernelType):
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
         if isinstance(tile, WgmmaTile):
-            most = (
-                CHIP_SMS if makes_rows(self.prefill) else f"min({CHIP_SMS}, {ctas})"
-            )  # those without rows widen keys, too
+            # those that have no rows of q make rows of keys, too
+            most = CHIP_SMS if makes_rows(self.prefill) else f"min({CHIP_SMS}, {ctas})"
             shape = grid3(most), (tile.threads, 1, 1), tile.shared_bytes
         else:
             shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))

@@ -9,7 +9,7 @@ import pytest
 
 from ptxgen import ExecutionError, generate
 from ptxgen.attention.prefill.wgmma.coded import BELOW, ONE, STEPS, TOP
-from ptxgen.attention.prefill.wgmma.tile import SWIZZLED_ROW, turns, wgmma_tile
+from ptxgen.attention.prefill.wgmma.tile import MOST_TURNED, SWIZZLED_ROW, turns, wgmma_tile
 from ptxgen.attention.prefill.wgmma.turned import GROUP, KEYS_IN_ORDER, Lanes
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
@@ -134,7 +134,9 @@ def test_bits_that_are_made_of_scores() -> None:
 @pytest.mark.parametrize(
     ("fields", "turned"),
     [
-        ({}, True),
+        ({"max_len": MOST_TURNED}, True),
+        ({"max_len": MOST_TURNED + 1}, False),
+        ({}, False),
         ({"max_len": 200, "batched": True}, True),
         ({"max_len": 200, "batched": True, "page_size": 16}, False),
         ({"max_len": 200, "window": 20, "ring": 128}, False),
@@ -142,7 +144,7 @@ def test_bits_that_are_made_of_scores() -> None:
     ],
     ids=str,
 )
-def test_pages_and_rings_keep_their_values_by_key(fields: dict[str, Any], turned: bool) -> None:
+def test_pages_rings_and_long_caches_keep_their_values_by_key(fields: dict[str, Any], turned: bool) -> None:
     one = spec(**{**FP8, **fields})
     assert turns(one.prefill) is turned
     assert ("turned_v" in [p.name for p in one.params()]) is turned
@@ -151,7 +153,7 @@ def test_pages_and_rings_keep_their_values_by_key(fields: dict[str, Any], turned
 @pytest.mark.parametrize(
     ("fields", "sizes", "nbytes"),
     [
-        ({"head_dim": 128, "n_kv_heads": 2}, {"n_keys": 129}, 2 * 2 * 128 * 128),
+        ({"head_dim": 128, "n_kv_heads": 2, "max_len": 129}, {}, 2 * 2 * 128 * 128),
         ({"head_dim": 64, "n_kv_heads": 2, "max_len": 256}, {}, 2 * 2 * 64 * 128),
         ({"head_dim": 96, "n_kv_heads": 1, "max_len": 129, "batched": True}, {"batch": 3}, 3 * 2 * 96 * 128),
     ],
@@ -163,7 +165,9 @@ def test_the_workspace_of_values(fields: dict[str, Any], sizes: dict[str, int], 
     assert turned.nbytes({**one.sizes, **sizes}) == nbytes
 
 
-@pytest.mark.parametrize("fields", [{"head_dim": 128}, {"head_dim": 64, "max_len": 300, "batched": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"head_dim": 128, "max_len": 300}, {"head_dim": 64, "max_len": 300, "batched": True}], ids=str
+)
 def test_a_device_twice(device: Device, fields: dict[str, Any]) -> None:
     """Right, and the same bytes again."""
     sizes = {"n_tokens": 150, "n_keys": 290, "batch": 5}

@@ -48,7 +48,7 @@ class Blocks(Rows):
             b.without("begin_sequences", "count_blocks")
             return
         self.lane = lane
-        with b.fragment("begin_sequences", "keys and values as 16-bit rows: how many blocks of them there are"):
+        with b.fragment("begin_sequences", "keys whose rows are made: how many blocks of them there are"):
             self.starts, self.lengths = self.param("q_starts"), self.param("kv_lens")
             self.base = b.op("mov.u32", "sequences_counted", 0)
             self.mine = b.op("mov.u32", "blocks_of_lane", 0)

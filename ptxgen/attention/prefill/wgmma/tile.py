@@ -27,6 +27,7 @@ MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
+MOST_TURNED = 4096  # keys of which products in 8 bits are added up by tensor cores alone, with some 14 bits
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -253,9 +254,10 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
 
 def turns(prefill: Prefill) -> bool:
     """Whether V becomes an array by element in memory first: wgmma multiplies e4m3 values along rows alone. Pages and
-    rings keep their values by key: an array of all that they may hold would be larger than they are."""
+    rings keep their values by key: an array of all that they may hold would be larger than they are. So do caches that
+    may hold more keys than MOST_TURNED, or say no limit: the error would grow with the keys."""
     cache = prefill.attention.cache
-    return prefill.fp8 and not (cache.page_size or cache.ring)
+    return prefill.fp8 and 0 < cache.max_len <= MOST_TURNED and not (cache.page_size or cache.ring)
 
 
 def makes_rows(prefill: Prefill) -> bool:

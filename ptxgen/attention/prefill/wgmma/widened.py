@@ -88,7 +88,7 @@ class Widened:
         """Build every fragment named above; `step`: the tile of an item that is asked for; `passes`: how often the CTA
         has computed its items; `copies_v`: a warp asks for boxes of V."""
         b, items, blocks = self.b, self.items, self.blocks
-        with b.fragment("begin_widening", "which of the warps makes 16-bit rows of K and V"):
+        with b.fragment("begin_widening", "which of the warps makes rows of K and V in memory"):
             self.lane = b.op("and.b32", b.reg("wide_lane", "u32"), items.thread, WARP - 1)
             self.leads = b.op("setp.eq.u32", "leads", self.lane, 0)
             seen = b.op("mov.s32", "tiles_seen", 0)
@@ -102,7 +102,7 @@ class Widened:
                 b.op("setp.ne.u32", widens, items.thread, items.thread)
         blocks.count(self.lane)
         drawn = b.reg("block_drawn", "u32")
-        with b.fragment("begin_blocks", "K and V as 16-bit rows: a block is some keys of a head"):
+        with b.fragment("begin_blocks", "rows that are made: a block is some keys of a head"):
             self._aim()
             blocks.begin()
             if self.makes_k and folds_scales(self.spec.attention.variant):
