@@ -60,7 +60,7 @@ BYTE = {"x_dtype": "e4m3", "precision": "fast", "weights": "e4m3"}
         ({"tokens": 256}, r"tokens: must be at most 128 .* \(got 256; nearest: 128\)"),
         ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: must be at most 192"),
         ({"tokens": 256, "gated": True, "activation": "silu", "precision": "fast"}, "tokens: must be at most 128"),
-        ({"tile_rows": 256, "tokens": 192, "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 256, "tokens": 192, "precision": "fast"}, "tokens: must be at most 176"),
         ({"tile_rows": 64, "gated": True, "activation": "silu"}, "tile_rows: a gated product has 128 or 256"),
         ({"split": 8}, "split: must be at most 4, the tiles of k"),
         ({"tile_rows": 192, "tokens": 256, "precision": "fast"}, "tokens: must be at most 192"),

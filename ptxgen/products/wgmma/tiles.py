@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma import few_tiles, last_turn
+from ptxgen.products.wgmma import between_tiles, few_tiles, last_turn
 from ptxgen.products.wgmma.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
@@ -149,7 +149,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tried = tried | ACTIVATED_IN_BLOCKS[bool(fields.get("bias"))]
     elif not few and fields.get("weights", "bf16") not in HALVES:
         tried = tried | CONVERTED
-    if not few and _plain(fields):
+    if not few and (_plain(fields) or between_tiles.is_open(fields, rows)):
         yield from _of_one_matrix(kernel, fields, rows)
         return
     if "tokens" in fields:  # then also what is never the fastest
@@ -173,15 +173,16 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
 
 
 def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
-    """Those of many tokens by one matrix in 16 bits, whose results are rows."""
+    """Those of many tokens by one matrix, whose results are rows."""
+    table, least_shared = (OF_ONE_MATRIX, LEAST_SHARED) if _plain(fields) else (between_tiles.TRIED, 0)
     given = {name: (fields[name],) for name in ("tokens", "tile_rows", "split", "share") if name in fields}
-    for tokens in given.get("tokens", OF_ONE_MATRIX):
-        tile_rows, shares = OF_ONE_MATRIX.get(tokens, OF_FEW)
+    for tokens in given.get("tokens", table):
+        tile_rows, shares = table.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
                 apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
-                if (apart and "split" not in given) or (share > 1 and tile * tokens < LEAST_SHARED):
+                if (apart and "split" not in given) or (share > 1 and tile * tokens < least_shared):
                     continue
                 try:
                     yield kernel(**fields | {"tokens": tokens, "tile_rows": tile, "split": split, "share": share})
@@ -220,6 +221,9 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
+    if between_tiles.is_known(spec, rows):
+        found = between_tiles.cycles(spec, at, rows, last_turn.turns(at, rows), beside)
+        return _read_too(spec, found, between_tiles.BESIDE)
     large = _of_large(at)
     slower = SHARING if shape.share > 1 else 1
     whole = 0.0
