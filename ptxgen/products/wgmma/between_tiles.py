@@ -1,11 +1,12 @@
-"""Tiles of many tokens by one matrix whose weights are converted, or in e4m3 with scales of rows: which are tried, and
-their cycles, fitted to 322 times of 46 products on an H200."""
+"""Tiles of 257 rows of x and more by one matrix whose weights are converted, or in e4m3 with scales of rows: which are
+tried beside the tile that `tiles.py` takes, and their cycles, fitted to 322 times of 46 products on an H200."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import e4m3
+from ptxgen.products.wgmma.shape import PROCESSORS
 from ptxgen.products.wgmma.tokens import COLUMNS
 from ptxgen.weights.f16 import Half
 
@@ -14,15 +15,16 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.last_turn import Turns
     from ptxgen.products.wgmma.product import PackedProduct
 
-FROM = 129  # rows of x; with fewer it was not measured
+FROM, WORTH = 257, 0.95  # rows of x; what is left of the cycles of the tile in whose place one is taken
 HALVES = ("bf16", "f16")  # weights of 16 bits, which `tiles.py` has
-# rows and shares that are tried with so many tokens; a tile of fewer is never the fastest
+OTHER = (  # fields of products that were not measured, or spill: 192 by 192 in e4m3 with a bias
+    "gated", "activation", "packed_out", "by_row", "stream", "norm", "promoted", "bias", "last_tiles", "indirect",
+)  # fmt: skip
+# Rows and shares that are tried with so many tokens. Tiles of 64 rows were slower than their cycles say.
 TRIED: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    96: ((64, 128, 192), (1,)), 104: ((64, 128, 192), (1,)), 112: ((64, 128, 192), (1,)),
-    128: ((64, 128, 192), (1, 2)), 144: ((64, 128, 192), (1,)), 160: ((64, 128, 192), (1,)),
-    176: ((64, 128, 192), (1,)), 192: ((64, 128, 192), (1, 2)), 208: ((64, 128), (1,)), 224: ((64, 128), (1,)),
-    240: ((64, 128), (1,)), 256: ((64, 128), (1, 2)),
-}  # fmt: skip
+    **dict.fromkeys((96, 104, 112, 128, 144, 160, 176, 192), ((128, 192), (1,))),
+    **dict.fromkeys((208, 224, 240, 256), ((128,), (1,))),
+}
 TENSOR = 2048  # multiplications of 16 bits in a cycle, and of pairs of 8 bits
 # By whether weights are multiplied as they lie, and warpgroups: 128 bytes of a row of tokens take so many cycles, so
 # many for each of the tensor cores', and so many at least.
@@ -42,10 +44,14 @@ BESIDE = 0.16  # of what is shorter, products or the read, that is not hidden be
 def is_open(fields: dict[str, Any], rows: int) -> bool:
     """Whether these tiles are tried for a spec with these fields: of what was measured."""
     weights, scaled = fields.get("weights", "bf16"), str(fields.get("x_dtype")) == e4m3.name
-    other = ("gated", "activation", "packed_out", "by_row", "stream", "norm", "promoted", "last_tiles", "indirect")
-    plain = fields.get("precision") == "fast" and not any(fields.get(name) for name in other)
+    plain = fields.get("precision") == "fast" and not any(fields.get(name) for name in OTHER)
     known = weights not in HALVES and not (scaled and weights == "e4m3_block")
     return rows >= FROM and plain and known and fields.get("slices", 1) == 1
+
+
+def tries(spec: PackedProduct) -> bool:
+    """Whether a tile is not a large one whose k is shared, which were slower than their cycles say."""
+    return spec.split == 1 or spec.tile_rows * spec.tokens < LARGE
 
 
 def is_known(spec: PackedProduct, rows: int) -> bool:
@@ -55,9 +61,11 @@ def is_known(spec: PackedProduct, rows: int) -> bool:
     return one and kind and rows >= FROM and spec.tokens in TRIED
 
 
-def cycles(spec: PackedProduct, at: Geometry, rows: int, turns: Turns, beside: int) -> float:
-    """Of a launch without the read of weights, with `beside` CTAs on a multiprocessor."""
+def cycles(spec: PackedProduct, at: Geometry, rows: int, turns: Turns) -> float:
+    """Of a launch without the read of weights."""
     shape, count = at.shape, turns.whole + turns.last
+    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
+    beside = min(shape.resident, -(-clusters * shape.split * shape.share // PROCESSORS))  # on a multiprocessor
     tile_rows = 64 * shape.groups * shape.blocks
     begin, each, least = PACE[spec.straight][shape.groups]
     step = shape.blocks * max(begin + each * tile_rows * at.tokens * COLUMNS / (TENSOR * shape.blocks), least)

@@ -149,7 +149,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
             tried = tried | ACTIVATED_IN_BLOCKS[bool(fields.get("bias"))]
     elif not few and fields.get("weights", "bf16") not in HALVES:
         tried = tried | CONVERTED
-    if not few and (_plain(fields) or between_tiles.is_open(fields, rows)):
+    if not few and _plain(fields):
         yield from _of_one_matrix(kernel, fields, rows)
         return
     if "tokens" in fields:  # then also what is never the fastest
@@ -174,7 +174,7 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
 
 def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
     """Those of many tokens by one matrix, whose results are rows."""
-    table, least_shared = (OF_ONE_MATRIX, LEAST_SHARED) if _plain(fields) else (between_tiles.TRIED, 0)
+    table = OF_ONE_MATRIX if _plain(fields) else between_tiles.TRIED
     given = {name: (fields[name],) for name in ("tokens", "tile_rows", "split", "share") if name in fields}
     for tokens in given.get("tokens", table):
         tile_rows, shares = table.get(tokens, OF_FEW)
@@ -182,7 +182,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
                 apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
-                if (apart and "split" not in given) or (share > 1 and tile * tokens < least_shared):
+                if (apart and "split" not in given) or (share > 1 and tile * tokens < LEAST_SHARED):
                     continue
                 try:
                     yield kernel(**fields | {"tokens": tokens, "tile_rows": tile, "split": split, "share": share})
@@ -221,9 +221,6 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    if between_tiles.is_known(spec, rows):
-        found = between_tiles.cycles(spec, at, rows, last_turn.turns(at, rows), beside)
-        return _read_too(spec, found, between_tiles.BESIDE)
     large = _of_large(at)
     slower = SHARING if shape.share > 1 else 1
     whole = 0.0
@@ -370,6 +367,22 @@ def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
     return ended
 
 
+def _between(kernel: type[P], fields: dict[str, Any], rows: int, chosen: P) -> P:
+    """The spec, or another of those that `between_tiles.py` tries where its cycles are so much fewer there."""
+    fitted = {chosen: _fitted(chosen, rows)}
+    fitted |= {spec: _fitted(spec, rows) for spec in _of_one_matrix(kernel, fields, rows) if between_tiles.tries(spec)}
+    shortest = min(fitted, key=lambda spec: fitted[spec])
+    return shortest if fitted[shortest] < between_tiles.WORTH * fitted[chosen] else chosen
+
+
+def _fitted(spec: PackedProduct, rows: int) -> float:
+    """Cycles as they are fitted for `between_tiles.py`, of a tile that it knows."""
+    if not between_tiles.is_known(spec, rows):
+        return cycles(spec, rows)
+    at = Geometry.of(spec)
+    return _read_too(spec, between_tiles.cycles(spec, at, rows, last_turn.turns(at, rows)), between_tiles.BESIDE)
+
+
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec, or in its place the one whose two warpgroups share k, where that was seen to gain."""
     if not few_tiles.is_open(fields):
@@ -419,4 +432,6 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
         chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
+    if between_tiles.is_open(fields, rows):
+        chosen = _between(kernel, fields, rows, chosen)
     return _sliced(_once(chosen, fields, rows), fields, rows)
