@@ -60,7 +60,10 @@ def tokens() -> str:
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
     steps, prompts = newest_rows("decode_step"), newest_rows("prompt")
-    alone, many = rows_measured("products", without=("pack", e4m3_products.PACK)), newest_tokens("products", "pack")
+    packed = ("pack", e4m3_products.PACK)
+    alone = rows_measured("products", without=packed, tokens=8)
+    one = rows_measured("products", "programmatic", without=packed, tokens=1)
+    many = newest_tokens("products", "pack")
     yield from _part(
         "Whole models: µs of a decode step",
         "Models have random weights in the shapes of real ones, and an f16 cache. `ptxgen`: products are as exact as "
@@ -91,7 +94,7 @@ def whole_models() -> Iterable[str]:
         products.table(alone),
     )
     yield from _products_since(alone[0]["run"])
-    yield from one_token(alone)
+    yield from one_token(one)
     yield from _part(
         "Products of many tokens: µs as graph nodes, weights beyond the L2",
         "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
@@ -196,7 +199,8 @@ def where_the_time_goes() -> Iterable[str]:
     yield "## Where the time of a token goes\n"
     yield (
         "`in the step`: what a launch adds to the step's graph. It is the difference of two graphs, of which one ends "
-        "with the launch and the other before it, so that launches overlap as they do in the step. `alone`: the time "
+        "with the launch and the other before it, so that launches overlap as they do in the step; of a kernel that is "
+        "launched often the first six launches are measured, and the others count as their mean. `alone`: the time "
         "in a graph of such launches alone, where weights of less than 60 MB may come from the L2 cache. `read`: its "
         "bytes at the rate of reading 2 GB. Where `alone` is less than `in the step`, the launch waits for the one "
         "before it.\n"

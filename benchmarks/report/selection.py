@@ -9,10 +9,12 @@ from typing import Any
 from benchmarks.report.rows import runs
 
 
-def rows_measured(bench: str, impl: str = "", without: Sequence[str] = ()) -> list[dict[str, Any]]:
+def rows_measured(bench: str, impl: str = "", without: Sequence[str] = (), tokens: int = 0) -> list[dict[str, Any]]:
     """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
-    that has rows of it; `without`: that has none of these."""
+    that has rows of it; `without`: that has none of these; `tokens`: that has products of so many."""
     whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
+    if tokens:
+        whole = [rows for rows in whole if any(row["case"].get("m") == tokens for row in rows)]
     of = [({row["impl"] for row in rows if "us" in row}, rows) for rows in whole]
     fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and names.isdisjoint(without))
     chosen = next(fitting, None)

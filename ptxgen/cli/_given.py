@@ -52,7 +52,8 @@ class Command(click.Command):
         return rest
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence of its help, whole: lists wrap it, where click's would end in dots."""
+        """Its `short_help`, or its help up to the first full stop or colon: lists wrap that, where click's would end in
+        dots."""
         paragraph = " ".join((self.help or "").partition("\n\n")[0].split())
         return self.short_help or re.split(r"[.:] ", paragraph)[0].rstrip(".")
 

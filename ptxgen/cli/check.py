@@ -97,16 +97,19 @@ def command(
 
 def _report(file: str, options: dict[str, Any], covered: bool) -> tuple[Report, Coverage | None]:
     """What all runs found, and what of the text ran if that is asked for."""
-    from ptxgen.runtime.tools.checker import check
+    from ptxgen.runtime.tools.checker import TooFewArguments, check
     from ptxgen.runtime.tools.coverage import coverage
 
     launch = _launch(file, options)
     with as_options("Geometry"):
-        report = check(
-            launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
-            equal_stores="finding" if options["equal_stores"] else "note",
-            differences="note" if options["any_order"] else "finding",
-        )  # fmt: skip
+        try:
+            report = check(
+                launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
+                equal_stores="finding" if options["equal_stores"] else "note",
+                differences="note" if options["any_order"] else "finding",
+            )  # fmt: skip
+        except TooFewArguments as wrong:
+            raise SpecError(f"{wrong}: --arg gives the next one") from None
     return report, coverage(launch, options["time_limit"]) if covered else None
 
 

@@ -19,7 +19,6 @@ from ptxgen.products.wgmma.tokens import COLUMNS, PADDED, columns
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3
-from ptxgen.weights.format import WeightFormat
 
 PRECISIONS = ("exact", "fast", "e4m3")
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
@@ -35,17 +34,12 @@ HALVES_FROM_WEIGHTS = {"exact": 1 << 24, "fast": 0}
 # whether that saves all launches but five. Three bf16 digits take longer than bytes with large matrices: with five
 # launches they are faster up to 5.0e7 and slower from 9.0e7 on, with six or nine slower at 5.0e7 and 4.2e7.
 SPANS_TO_WEIGHTS = {"five": 3 << 24, "more": 1 << 25}
-# More rows than FEW, and at most UNITS_TO by the weights' format ("": all others), are packed as f16 in units of their
-# own, for wgmma. Of up to SOME exact rows this holds for K-quants only if one number holds a weight and rows are not
-# LONG: otherwise digits of bytes are faster.
+# More rows than FEW are packed as f16 in units of their own, for wgmma: exact ones before all codes, rounded ones up to
+# ROUNDED_UNITS_TO before K-quants. Of up to SOME exact rows this holds for K-quants only if one number holds a weight
+# and rows are not LONG: otherwise digits of bytes are faster.
 FEW, SOME = 8, 16
 K_QUANTS = ("q4_k", "q5_k", "q6_k")
-ROUNDED_UNITS_TO = dict.fromkeys(K_QUANTS, 32) | {"": 0}
-UNITS_TO = {
-    "exact": {"": 1 << 30},
-    "fast": ROUNDED_UNITS_TO,
-    "e4m3": ROUNDED_UNITS_TO,
-}
+ROUNDED_UNITS_TO = 32
 LONG = 8192
 
 
@@ -151,17 +145,14 @@ class RowForms(Draft):
     def in_units(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns are packed in units of their own for weights of these formats."""
         formats = [weight_format(kind).fitted(k) for kind in kinds]
-        some = FEW < self.rows <= min(map(self._most_in_units, formats)) and not self.batch_invariant
+        some = self.rows > FEW and not self.batch_invariant
+        if self.precision != "exact":
+            some &= self.rows <= ROUNDED_UNITS_TO and all(each.name in K_QUANTS for each in formats)
         found = [each.code_digits for each in formats]
         some &= all(found) and all(each.tile_k >= COLUMNS for each in formats)
         if self.precision == "exact" and self.rows <= SOME and all(each.span for each in formats):
             some &= max(found) == 1 and k <= LONG  # else digits of bytes
         return some and parse_target(self.target).includes_any(("sm_90a",))
-
-    def _most_in_units(self, kind: WeightFormat) -> int:
-        """Rows that are packed so at most for weights of a format."""
-        most = UNITS_TO[self.precision]
-        return most.get(kind.name, most[""])
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""

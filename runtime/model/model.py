@@ -104,7 +104,7 @@ class Model(Sequenced):
         string or one of several (whose last token is given); `decode` turns tokens into text (default: the file's
         tokenizer). `keep`: the prompt goes
         on where the sequence is, which otherwise begins anew. The last token given is not in the sequence yet: a prompt
-        that goes on behind it begins with it.
+        that goes on behind it begins with that token. Where one of `stop_ids` ended the tokens, it is in the sequence.
         """
         if max_new_tokens is not None:
             within("Model.tokens: max_new_tokens", max_new_tokens, 0, sys.maxsize)

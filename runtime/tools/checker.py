@@ -26,9 +26,11 @@ from ptxgen.runtime.tools.arguments import Argument, counted
 
 DIFFERENT = "results differ"
 Given = Argument | np.ndarray | np.generic | bytes | int
-
-
 _POINTER = 8  # bytes
+
+
+class TooFewArguments(SpecError):
+    """A launch has fewer arguments than its entry takes."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def one_run(
     params = _described(entry).params
     names = [param[0] for param in params]
     if len(given) != len(names):
-        more = "; --arg gives the next one" if len(given) < len(names) else ""
-        raise SpecError(f"{name}: takes {counted(names)} (got {len(given)}{more})")
+        wrong = TooFewArguments if len(given) < len(names) else SpecError
+        raise wrong(f"{name}: takes {counted(names)} (got {len(given)})")
     for (param, _, _, size), value in zip(params, given, strict=True):
         if size != (value.nbytes if isinstance(value, np.generic) else _POINTER):
             buffer = ", or a buffer" if size == _POINTER else ""

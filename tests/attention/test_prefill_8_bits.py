@@ -110,7 +110,7 @@ def test_scales_of_keys_below_zero(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("head_dim", [32, 64])
 def test_a_cta_takes_several_items(kind: str, ctas: int, head_dim: int) -> None:
     one = spec(head_dim=head_dim, max_len=300, **KINDS[kind])
-    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.02
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < (one.error_limit or 0.02)
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "fp8"])

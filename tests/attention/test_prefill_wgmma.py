@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import Trial, trial
 from ptxgen.targets import target as parse_target
 from tests.support.marks import needs_assembler
-from tests.tools.mutations import deletions
+from tests.tools.mutations import SpecSubject, Work, deletions
 
 TARGET = "sm_90a"
+SIZES = {"n_tokens": 70, "n_keys": 300}
 SMALL: dict[str, Any] = {"head_dim": 16, "n_heads": 4, "n_kv_heads": 2, "q_dtype": "bf16", "kv_dtype": "bf16"}
 
 
@@ -116,9 +118,25 @@ def test_logits_beyond_the_first_tiles_maximum(head_dim: int, kind: str) -> None
 def test_probabilities_beyond_f16(head_dim: int, louder: float) -> None:
     """Keys that count 2^louder times as much as those of the first tile, some of them 2^-louder times. Up to 2^16 f16
     holds them; beyond, all that was added up takes a multiple of two less, and beyond float32 all is done again."""
+    one, given = with_louder_keys(head_dim, louder)
+    trial(one, open_device("cpu", mode="check"), target=TARGET, arguments=given, **SIZES).require()
+
+
+@pytest.mark.parametrize(("louder", "once"), [(12.0, True), (20.0, True), (60.0, True), (140.0, False)])
+def test_probabilities_beyond_f16_are_computed_once(louder: float, once: bool) -> None:
+    """Without what computes an item again the results are right as far as scaling down goes, and no further."""
+    one, given = with_louder_keys(16, louder)
+    subject = SpecSubject(one, parse_target(TARGET))
+    vars(subject)["works"] = (Work(SIZES, given, one.reference(**given)),)
+    text, count = re.subn(r"@%runs_again bra [^;]+;", "", subject.ptx.text)
+    assert count == 2
+    assert (subject.run(text, "fast", 0) is None) == once
+
+
+def with_louder_keys(head_dim: int, louder: float) -> tuple[MultiHeadAttention, dict[str, Any]]:
+    """A kernel on f16, and arguments of `SIZES` whose keys count as said above."""
     one = spec(head_dim=head_dim, n_heads=2, n_kv_heads=1, scale=1.0, q_dtype="f16", kv_dtype="f16")
-    sizes = {"n_tokens": 70, "n_keys": 300}
-    given = one.example(np.random.default_rng(1), **sizes)
+    given = one.example(np.random.default_rng(1), **SIZES)
     given["q"][...] = 0.0
     given["q"][..., 0] = 1.0
     step = louder * np.log(2.0)
@@ -126,7 +144,7 @@ def test_probabilities_beyond_f16(head_dim: int, louder: float) -> None:
     given["k"][100:140, ..., 0] += step
     given["k"][7:9, ..., 0] += step + 2.0
     given["k"][20:40, ..., 0] -= step
-    trial(one, open_device("cpu", mode="check"), target=TARGET, arguments=given, **sizes).require()
+    return one, given
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_json_and_sarif_have_the_parts_of_a_finding(ptx, capsys, tmp_path):
         (["--block", "64", "--arg", "u32[64]=x"], "must be TYPE=NUMBER"),
         (["--block", "64", "--arg", "q32[64]"], "the type must be one of"),
         (["--block", "64", "--arg", "u8[64]=300"], "uint8 has no value 300"),
-        (["--block", "64"], "takes 1 argument (p0) (got 0; --arg gives the next one)"),
+        (["--block", "64"], "takes 1 argument (p0) (got 0): --arg gives the next one"),
         (["--block", "64", "--entry", "q", "--arg", "u32[64]"], "has no entry 'q'"),
         (["--block", "x"], "must be N, NxN or NxNxN"),
     ],

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from ptxgen.cli._main import invoke, root
@@ -26,9 +28,18 @@ SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 @pytest.mark.parametrize("command", [(), ("golden",), ("generate",)])
 def test_lists_of_commands_have_whole_sentences(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke([*command, "--help"]) == 0
-    listed = capsys.readouterr().out.partition("Commands:")[2]
-    assert len(listed.splitlines()) > 3
-    assert "..." not in listed
+    listed = " ".join(capsys.readouterr().out.partition("Commands:")[2].split())
+    group: Any = root
+    for word in command:
+        group = group.get_command(click.Context(group), word)
+    shown = [group.get_command(click.Context(group), name) for name in group.list_commands(click.Context(group))]
+    assert len(shown) > 2
+    for each in shown:
+        help_text = " ".join((each.short_help or each.help).split())
+        said = f"{each.name} {each.get_short_help_str()}"
+        assert said in listed
+        assert help_text.startswith(each.get_short_help_str())
+        assert help_text[len(each.get_short_help_str()) :][:1] in ("", ".", ":")
 
 
 def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ MISTAKES = [
      "--grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got ("),
     ("check good.ptx --entry b --block 32 --arg u32",
      "--arg: must be TYPE=NUMBER, TYPE[N], TYPE[NxM]=NUMBER, …=index or …=random (got 'u32'"),
-    ("check good.ptx --entry a --block 32", "a: takes 1 argument (p) (got 0; --arg gives the next one)"),
+    ("check good.ptx --entry a --block 32", "a: takes 1 argument (p) (got 0): --arg gives the next one"),
     ("check good.ptx --entry a --block 32 --arg nonesuch[4]",
      "--arg: the type must be one of f64, f32, f16, bf16, e4m3, e5m2, s8, u8, s16, u16, s32"),
     ("check good.ptx --entry a --block 32 --arg u32[4]=nonesuch",

@@ -138,8 +138,7 @@ def test_how_many_make_the_launch_the_shortest(n: int, rows: int, fields: dict[s
         (512, {"n": 14336, "gated": True, "activation": "silu", "packed_out": True, "weights": "q4_k"}, 26),
         (512, {"n": 14336, "gated": True, "activation": "silu", "packed_out": True, "weights": "int4_g128"}, 26),
         (512, {"n": 28672, "out_dtype": "bf16"}, 52),
-        (2048, {"n": 11008, "out_dtype": "bf16"}, 8),
-        (2048, {"n": 11008, "out_dtype": "bf16", "last_tiles": 0}, 0),
+        (512, {"n": 28672, "out_dtype": "bf16", "last_tiles": 0}, 0),
         (128, {"n": 22016, "out_dtype": "bf16"}, 0),  # the read is the limit
         (512, {"n": 28672, "out_dtype": "bf16", "weights": "q8_0"}, 0),  # not measured
         (2048, {"n": 11008, "precision": "exact"}, 0),

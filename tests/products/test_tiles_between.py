@@ -20,6 +20,8 @@ WHERE = "sm_90a"
 PLAIN: dict[str, Any] = {"weights": "bf16", "precision": "fast", "programmatic": True}
 TALL = ((144, 256), (160, 256), (176, 256))  # two warpgroups of two blocks of rows
 TILES = (*TALL, (144, 128), (160, 192), (176, 64), (208, 128), (224, 128), (240, 128))
+GATED = {"gated": True, "activation": "silu", "packed_out": True}
+GELU = {"activation": "gelu", "packed_out": True}
 
 
 @pytest.mark.parametrize(("count", "rows"), TILES)
@@ -65,6 +67,28 @@ def test_short_sums_have_no_counts_between() -> None:
 def test_the_tile_is_the_one_that_was_the_fastest(rows: int, n: int, k: int, tile: tuple[int, int, int]) -> None:
     spec = PackedGemm.best(rows, n=n, k=k, out_dtype=bf16, **PLAIN)
     assert (spec.tokens, spec.tile_rows, spec.split) == tile
+
+
+# Of gate and up, and of results that lie in tiles: what the model of clocks says, which times of one matrix leave as is
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "fields", "tile"),
+    [
+        (129, 8192, 2048, GATED, (128, 256, 1)), (129, 18944, 3584, GATED, (112, 128, 1)),
+        (129, 18944, 3584, GELU, (192, 128, 4)), (300, 8192, 2048, GELU, (128, 192, 1)),
+        (512, 4864, 896, GELU, (128, 192, 1)), (2048, 4864, 896, GELU, (128, 128, 1)),
+    ],
+)  # fmt: skip
+def test_other_products_have_tiles_of_their_own(
+    rows: int, n: int, k: int, fields: dict[str, Any], tile: tuple[int, int, int]
+) -> None:
+    spec = PackedGemm.best(rows, n=n, k=k, **fields, **PLAIN)
+    assert (spec.tokens, spec.tile_rows, spec.split, spec.last_tiles) == (*tile, 0)
+
+
+def test_ctas_share_tokens_of_small_tiles_where_that_is_asked_for() -> None:
+    """These are chosen as others are: k is not left to the table (split=0)."""
+    spec = PackedGemm.best(512, n=4096, k=4096, share=2, tokens=128, tile_rows=128, **PLAIN)
+    assert (spec.share, spec.split) == (2, 1)
 
 
 @pytest.mark.parametrize("given", [{"tile_rows": 0}, {"split": 0}, {"share": 0}, {"tokens": 64}])

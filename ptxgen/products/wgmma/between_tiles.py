@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import e4m3
+from ptxgen.products.wgmma.halves_cycles import LARGE, TENSOR
 from ptxgen.products.wgmma.shape import PROCESSORS
 from ptxgen.products.wgmma.tokens import COLUMNS
+from ptxgen.weights import weight_format
 from ptxgen.weights.f16 import Half
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 FROM, WORTH = 257, 0.95  # rows of x; what is left of the cycles of the tile in whose place one is taken
-HALVES = ("bf16", "f16")  # weights of 16 bits, which `tiles.py` has
 OTHER = (  # fields of products that were not measured, or spill: 192 by 192 in e4m3 with a bias
     "gated", "activation", "packed_out", "by_row", "stream", "norm", "promoted", "bias", "last_tiles", "indirect",
 )  # fmt: skip
@@ -25,7 +26,6 @@ TRIED: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys((96, 104, 112, 128, 144, 160, 176, 192), ((128, 192), (1,))),
     **dict.fromkeys((208, 224, 240, 256), ((128,), (1,))),
 }
-TENSOR = 2048  # multiplications of 16 bits in a cycle, and of pairs of 8 bits
 # By whether weights are multiplied as they lie, and warpgroups: 128 bytes of a row of tokens take so many cycles, so
 # many for each of the tensor cores', and so many at least.
 PACE = {
@@ -36,8 +36,7 @@ FEW_STAGES, THIN_RING = 3, 1.05  # stages of a ring that is too short, and what 
 EIGHT_AT_ONCE, BY_EIGHT = 32, 1.025  # tokens of which a multiple leaves in parts of 16 or more; what others cost
 START, BETWEEN, WRITING = 2700, 400, 3500  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = {1: 0, 2: 2700, 3: 4000, 4: 5900, 8: 15400}, 4600  # sums to others: of any tile; of a large one
-MEETING, SHARING = 6000, 0.985  # of a launch whose CTAs share tokens, and what remains of a stage's
-LARGE = 128 * 256  # sums of a large tile
+MEETING, SHARING = 6000, 0.985  # of a launch whose CTAs share tokens, and what remains of a stage's: as in `tiles.py`
 BESIDE = 0.16  # of what is shorter, products or the read, that is not hidden behind the other
 
 
@@ -45,7 +44,7 @@ def is_open(fields: dict[str, Any], rows: int) -> bool:
     """Whether these tiles are tried for a spec with these fields: of what was measured."""
     weights, scaled = fields.get("weights", "bf16"), str(fields.get("x_dtype")) == e4m3.name
     plain = fields.get("precision") == "fast" and not any(fields.get(name) for name in OTHER)
-    known = weights not in HALVES and not (scaled and weights == "e4m3_block")
+    known = not isinstance(weight_format(weights), Half) and not (scaled and weights == "e4m3_block")
     return rows >= FROM and plain and known and fields.get("slices", 1) == 1
 
 

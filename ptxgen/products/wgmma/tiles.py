@@ -1,8 +1,7 @@
 """Which tile is likely the fastest for a matrix and a number of tokens: cycles as they were measured on an H200.
 
-Of 16-bit weights as they lie a stage takes what its products take, where one warpgroup's are not too short to hide what
-stands between them. The others were fitted to times with shared memory as the limit: it takes the stage's bytes, and
-gives weights once, and tokens once for every 64 rows of weights.
+Those of 16-bit weights as they lie are in `halves_cycles.py`. The others were fitted to times with shared memory as the
+limit: it takes the stage's bytes, and gives weights once, and tokens once for every 64 rows of weights.
 """
 
 from __future__ import annotations
@@ -14,20 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma import between_tiles, few_tiles, last_turn
-from ptxgen.products.wgmma.geometry import WARPS, Geometry
+from ptxgen.products.wgmma import between_tiles, few_tiles, halves_cycles, last_turn
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.halves_cycles import MANY_TOKENS, TENSOR, is_lone_pair, of_large
 from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
 from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
-from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 P = TypeVar("P", bound="PackedProduct")
-TENSOR = 2048  # multiplications of 16 bits in a cycle
 IN_BYTES = 1.2  # cycles of tensor cores for one that 8-bit numbers would take: their power lowers the clock
 ALONE = 1.6  # the same where a warpgroup's sums go to the totals and no other multiplies meanwhile
 SHARED = 128  # bytes of shared memory in a cycle
@@ -39,32 +37,7 @@ BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
 ADDING, SUMS = {1: 0, 2: 450, 3: 2500, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
-# The same of 16-bit weights as they lie with more than 64 tokens; of one matrix fitted to 1195 times of 404 products.
-# By matrices, warpgroups and whether each has two blocks of rows: 64 columns take so many cycles, so many for each of
-# the tensor cores', and so many at least.
-PACE = {
-    (1, 1, False): (5, 1.1, 340), (1, 1, True): (5, 1.1, 340), (1, 2, False): (120, 0.85, 470),
-    (1, 2, True): (180, 0.9, 0), (1, 3, False): (305, 0.7, 755), (2, 1, True): (15, 1.0, 365),
-    (2, 2, True): (0, 1.0, 474), (2, 3, True): (0, 1.0, 600),
-}  # fmt: skip
-LONG_PACE = 323  # of one warpgroup's at least, where stages are long
-LOADED = 72  # bytes of a stage in a cycle, of one warpgroup with one block
-FEW_STAGES, THIN_RING = 3, 1.09  # stages of a ring that is too short, and what it costs
-EIGHT_AT_ONCE, BY_EIGHT = 32, 1.025  # tokens of which a multiple leaves in parts of 16 or more; what others cost
-LAST_ALONE = {1: 1.2, 2: 1.0}  # how much longer the last tiles' products take, whose other warpgroup looks on
-SMALL_POWER, MANY_TURNS = 1.03, 3  # of gate and up in tiles that are not large, so many in turn: power lowers the clock
-# more, of more than 128 rows of x, of one warpgroup with two blocks, alone on its multiprocessor: fitted to times of
-# launches, where whole launches are such tiles; with the last ones alone it did not show
-LONE_PAIR = 103
-START, BETWEEN, WRITING = 2500, 400, 1700  # to the first stage; of a tile; of a large tile's results of 16 bits
-SENDING = {1: 0, 2: 2200, 3: 3300, 4: 5700, 8: 15400}  # sums to others: of any tile
-SENT = {1: 0, 2: 4400, 3: 5000, 4: 5700, 8: 5700}  # of a large one
-IN_TURNS = {1: 1.25, 2: 1.04, 3: 1.04}  # of CTAs that share k and are not all there at once, by warpgroups
 BESIDE_PLAIN = 0.2  # of what is shorter, products or the read, that is not hidden behind the other
-MEETING_PLAIN = 6000  # of a launch whose CTAs share tokens
-SHARED_PLAIN, SHARED_LARGE = 0.995, 0.975  # what remains of a stage's there, of a few tokens and of more than 128
-LARGE = 128 * 256  # sums of a large tile
-MANY_TOKENS = 128  # with more, tiles are large
 CARRIED_ROWS, CARRIED_COUNTS = 128, (160, 192, 256)  # of tiles whose results are carried: rows, and tokens
 # rows of x from which the last tiles of rows are those of one warpgroup where that saves so much of the cycles
 ENDED_FROM, WORTH = 385, 0.98
@@ -182,7 +155,8 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
                 apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
-                if (apart and "split" not in given) or (share > 1 and tile * tokens < LEAST_SHARED):
+                small = share > 1 and tile * tokens < LEAST_SHARED
+                if (apart and "split" not in given) or (small and "share" not in given):
                     continue
                 try:
                     yield kernel(**fields | {"tokens": tokens, "tile_rows": tile, "split": split, "share": share})
@@ -215,18 +189,18 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
     if isinstance(kind, Half) and spec.straight and spec.precision == "fast" and spec.tokens > MOST_ROWS_FIRST:
-        return _read_too(spec, _plain_cycles(spec, at, rows), BESIDE_PLAIN, _written(spec, at))
+        return _read_too(spec, halves_cycles.cycles(spec, at, rows), BESIDE_PLAIN, halves_cycles.written(spec, at))
     shape = at.shape
     steps = -(-kind.tiles(spec.k) * kind.tile_k // (spec.columns * shape.split))
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     beside = min(shape.resident, -(-clusters * size // PROCESSORS))  # CTAs that share a multiprocessor
-    large = _of_large(at)
+    large = of_large(at)
     slower = SHARING if shape.share > 1 else 1
     whole = 0.0
     for turns, groups in zip(last_turn.turns(at, rows), (shape.groups, 1), strict=True):
         step = slower * _stage(spec, at, 64 * groups * shape.blocks, beside)
-        if spec.weights in ENDED_CONVERTED and rows >= ENDED_FROM and _is_lone_pair(at):
+        if spec.weights in ENDED_CONVERTED and rows >= ENDED_FROM and is_lone_pair(at):
             step *= LONE_CONVERTING
         whole += turns * (steps * step + EDGES + RESULTS * large * groups / shape.groups)
     if shape.split > 1:
@@ -254,69 +228,11 @@ def _stage(spec: PackedProduct, at: Geometry, tile_rows: int, beside: int) -> fl
     return max(beside * tensor, beside * shared, wait)
 
 
-def _is_lone_pair(at: Geometry) -> bool:
-    """Whether a multiprocessor has one warpgroup with two blocks of rows, so that nothing runs between its parts."""
-    return at.shape.groups == at.shape.resident == 1 and at.shape.blocks > 1
-
-
-def _written(spec: PackedProduct, at: Geometry) -> float:
-    """Cycles of a tile's results, of 16-bit weights as they lie."""
-    return WRITING * _of_large(at) * (spec.x_dtype if spec.packed_out else spec.out_dtype).bytes / 2
-
-
-def _of_large(at: Geometry) -> float:
-    """A tile's part of a large one."""
-    return 64 * at.shape.groups * at.shape.blocks * at.tokens / LARGE
-
-
 def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind: float = 0) -> float:
     """What it takes where weights come from memory meanwhile; `beside`: of what is shorter, what is not hidden;
     `behind`: cycles after the last weights."""
     memory = spec.parts * spec.kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS + behind
     return max(whole, memory) + beside * min(whole, memory)
-
-
-def _plain_cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
-    """Without the read: of 16-bit weights as they lie."""
-    shape, large = at.shape, _of_large(at)
-    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
-    beside = min(shape.resident, -(-clusters * shape.split * shape.share // PROCESSORS))  # on a multiprocessor
-    whole, last = last_turn.turns(at, rows)
-    turns = whole + last
-    steps = -(-spec.kind.tiles(spec.k) * spec.kind.tile_k // (spec.columns * shape.split))
-    slower, sent = float(beside), SENDING[shape.split] + SENT[shape.split] * large
-    if spec.parts == 1:  # of gate and up these were not seen
-        sent *= turns
-        slower *= _of_one(at, turns)
-    elif large < 1 and turns >= MANY_TURNS:
-        slower *= SMALL_POWER
-    if shape.share > 1:
-        slower *= SHARED_LARGE if at.tokens > MANY_TOKENS else SHARED_PLAIN
-    stage = whole * _step(at, shape.groups) + last * _step(at, 1) * LAST_ALONE[spec.parts]
-    if rows > MANY_TOKENS and _is_lone_pair(at):
-        stage += LONE_PAIR * turns
-    written = 1 if at.carried else turns  # the last tile's results alone leave behind all products
-    meeting = MEETING_PLAIN if shape.share > 1 else 0
-    return steps * slower * stage + turns * BETWEEN + written * _written(spec, at) + sent + START + meeting
-
-
-def _of_one(at: Geometry, turns: int) -> float:
-    """How much longer tiles of one matrix take for their ring, for how results leave, and for those who share k."""
-    slower = 1 if at.tokens % EIGHT_AT_ONCE == 0 else BY_EIGHT
-    if at.stages <= FEW_STAGES:
-        slower *= THIN_RING
-    return slower * IN_TURNS[at.shape.groups] if at.shape.split > 1 and turns > 1 else slower
-
-
-def _step(at: Geometry, groups: int) -> float:
-    """Of 64 columns of a tile of so many warpgroups."""
-    rows = TILE_ROWS * WARPS * groups * at.shape.blocks
-    tensor = rows * at.tokens * COLUMNS / TENSOR
-    begin, each, least = PACE[at.parts, groups, at.shape.blocks > 1]
-    if at.shape.groups == 1 and at.shape.tiles == 2:
-        return max(each * tensor, LONG_PACE)
-    loaded = (rows + at.tokens) * ROW_BYTES / LOADED if groups * at.shape.blocks == 1 else 0
-    return max(begin + each * tensor, least, loaded)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -358,7 +274,7 @@ def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
     for spec in found:
         at = Geometry.of(spec)
         plain = isinstance(spec.kind, Half) and spec.straight
-        large = one or ((plain or (spec.gated and spec.weights in ENDED_CONVERTED)) and _of_large(at) == 1)
+        large = one or ((plain or (spec.gated and spec.weights in ENDED_CONVERTED)) and of_large(at) == 1)
         last = last_turn.last_tiles(at, rows) if large and at.shape.groups > 1 else 0
         try:
             ended += [replace(spec, last_tiles=last)] if last else []

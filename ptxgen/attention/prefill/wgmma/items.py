@@ -292,8 +292,8 @@ class Items(Rows):
         """The order of the tiles of keys; part of an open fragment.
 
         First `first_tile`, which holds the position of the first row, so that every row sees a key of it (without a
-        window); then those before it, descending; then those behind it. Of them `plain_tiles`, next to the first, need
-        no mask.
+        window, or with one longer than an item's rows); then those before it, descending; then those behind it. Of
+        them `plain_tiles`, next to the first, need no mask.
         """
         b, variant = self.b, self.variant
         if not variant.causal:

@@ -59,6 +59,8 @@ class Rounding:
         if not copies.tile.turned or copies.items.cache.batched or copy.spread.column_passes > 1:
             return 1
         words = next(words for dim, words in WORDS if copies.spec.dim <= dim)
+        if copies.items.step(copy.spread.rows_per_pass) is None:  # addresses of their own take registers, too
+            words //= 2
         return max(1, words // words_of(copies.dtype, copy.elements))
 
     def fill(self, group: int) -> Fragment:
@@ -116,13 +118,14 @@ class Rounding:
         """The words of a row `skip` rows on, zeros if there is none; part of an open fragment."""
         b, copies, copy, kind = self.b, self.copies, self.copies.q, self.copies.dtype
         each, row, row_bytes = words_of(kind, copy.elements), self.row, copies.spec.attention.problem.query_bytes
-        step = copies.items.step(skip)
+        step = copies.items.step(copy.spread.rows_per_pass)  # None: every row's address is computed
         if skip:
             row = b.op("add.s32", scratch(b, "round_row_on", "s32"), row, skip)
         if not skip or step is None:
             at = copies.items.address("q_at", row, copies.q_from, row_bytes)[1]
             b.op("mad.wide.u32", at, copies.chunk, copy.elements * kind.bytes, at)
-        at, further = scratch(b, "q_at", "u64"), (step or 0) * row_bytes
+        passes = skip // copy.spread.rows_per_pass
+        at, further = scratch(b, "q_at", "u64"), passes * (step or 0) * row_bytes
         exists = b.op("setp.lt.s32", scratch(b, "round_exists", "pred"), row, copies.items.n_rows)
         taken = scratch(b, "round_taken", "pred")
         clear(b, words)
