@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma import few_tiles, halves_cycles, last_turn
+from ptxgen.products.wgmma import between_tiles, few_tiles, halves_cycles, last_turn
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.halves_cycles import MANY_TOKENS, TENSOR, is_lone_pair, of_large
 from ptxgen.products.wgmma.refusals import CARRIED_TOKENS, SLICED_TOKENS
@@ -146,10 +146,11 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
 
 
 def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
-    """Those of many tokens by one matrix in 16 bits, whose results are rows."""
+    """Those of many tokens by one matrix, whose results are rows."""
+    table = OF_ONE_MATRIX if _plain(fields) else between_tiles.TRIED
     given = {name: (fields[name],) for name in ("tokens", "tile_rows", "split", "share") if name in fields}
-    for tokens in given.get("tokens", OF_ONE_MATRIX):
-        tile_rows, shares = OF_ONE_MATRIX.get(tokens, OF_FEW)
+    for tokens in given.get("tokens", table):
+        tile_rows, shares = table.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
@@ -282,6 +283,22 @@ def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
     return ended
 
 
+def _between(kernel: type[P], fields: dict[str, Any], rows: int, chosen: P) -> P:
+    """The spec, or another of those that `between_tiles.py` tries where its cycles are so much fewer there."""
+    fitted = {chosen: _fitted(chosen, rows)}
+    fitted |= {spec: _fitted(spec, rows) for spec in _of_one_matrix(kernel, fields, rows) if between_tiles.tries(spec)}
+    shortest = min(fitted, key=lambda spec: fitted[spec])
+    return shortest if fitted[shortest] < between_tiles.WORTH * fitted[chosen] else chosen
+
+
+def _fitted(spec: PackedProduct, rows: int) -> float:
+    """Cycles as they are fitted for `between_tiles.py`, of a tile that it knows."""
+    if not between_tiles.is_known(spec, rows):
+        return cycles(spec, rows)
+    at = Geometry.of(spec)
+    return _read_too(spec, between_tiles.cycles(spec, at, rows, last_turn.turns(at, rows)), between_tiles.BESIDE)
+
+
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
     """The spec, or in its place the one whose two warpgroups share k, where that was seen to gain."""
     if not few_tiles.is_open(fields):
@@ -331,4 +348,6 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
         chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
+    if between_tiles.is_open(fields, rows):
+        chosen = _between(kernel, fields, rows, chosen)
     return _sliced(_once(chosen, fields, rows), fields, rows)
