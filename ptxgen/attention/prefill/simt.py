@@ -171,6 +171,7 @@ class SimtLoop:
                 at = r * t.probabilities_pitch()
                 convert.load_words(b, p[self.turn * r : self.turn * (r + 1)], p_at, at, space="shared")
             for key in range(self.turn):
+                b.note(f"key {key} of the turn", after=4 * convert.RUN)
                 for g in range(self.groups):
                     at = key * self.pitch + g * self.tile.lanes * 16
                     quad = self.v_quad[QUAD * g : QUAD * (g + 1)]

@@ -16,6 +16,7 @@ from ptxgen.attention.prefill.tiles import TensorTile, dynamic
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
+from ptxgen.idioms import convert
 from ptxgen.lines.words import counted
 
 
@@ -189,6 +190,7 @@ class TensorLoop(TensorRegisters):
             v_at = self.kv.read_at("v_at", self.v_lane)
             self.softmax.shifts()
             for step in range(t.keys // 16):
+                self.b.note(f"keys {16 * step} to {16 * step + 15} of the tile", after=4 * convert.RUN)
                 self._probabilities(step)
                 for n in range(0, self.columns, 2):
                     pair = min(2, self.columns - n)

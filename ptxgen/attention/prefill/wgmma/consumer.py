@@ -140,7 +140,7 @@ class Consumer(ConsumerRegisters):
             _, slot, parity = ring.slot("skipped", self.read)
         ring.wait("k_skipped", slot[K_FULL], parity)
         ring.wait("v_skipped", slot[V_FULL], parity)
-        with b.fragment("release_skipped"):
+        with b.fragment("release_skipped", "a tile that no row of the warpgroup sees"):
             b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             ring.arrive(slot[K_EMPTY], self.is_first_lane)
             ring.arrive(slot[V_EMPTY], self.is_first_lane)
@@ -222,7 +222,7 @@ class Consumer(ConsumerRegisters):
             b.op("wgmma.fence.sync.aligned")
             for step in range(steps - early):
                 self._product_with_v(step)
-        with b.fragment("last_products_with_v"):
+        with b.fragment("last_products_with_v", "the last keys of that tile"):
             for step in range(steps - early, steps):
                 self._product_with_v(step)
             b.op("wgmma.commit_group.sync.aligned")
