@@ -195,7 +195,7 @@ MORE_MISTAKES = [
     ),
     (
         "generate packed-gemm --n 64 --k 256 --tokens 9 --target sm_90a",
-        "PackedGemm.tokens: must be one of 8, 16, 32, 64, 96, 104, 112, 128, 192, 256 ",
+        "PackedGemm.tokens: must be one of 8, 16, 32, 64, 96, 104, 112, 128, 144, ",
     ),
     (
         "generate packed-gemm --n 64 --k 256 --tokens 8 --target sm_90",

@@ -103,7 +103,9 @@ def pairs(case: Case, field: str) -> Iterator[tuple[Case, Case]]:
     size = getattr(case.spec, field)
     for base in (size, 4096 * size) if field == "max_len" and shape(case) else (size,):
         first = resized(case, field, base)
-        assert first
+        if first is None:
+            assert base > size  # longer than any cache may be
+            continue
         for other in (2 * base, base + size, base + 16, base + 1, base - 1):
             if second := resized(case, field, other):
                 yield first, second
@@ -122,18 +124,20 @@ def shape(case: Case) -> object:
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in NAMES for field in sizes(name)])
 def test_a_different_size_changes_only_lines_that_hold_it(name: str, field: str) -> None:
-    """Unless another shape is chosen; which n_kv_heads near a golden's never does."""
+    """Unless another shape is chosen; n_kv_heads near a golden's choose one only where the cache is long."""
     cases = [c for c in different() if c.spec.kernel_name == name and getattr(c.spec, field)]
     compared = 0
     for case in sweep.some(cases, 6):
         alike = [(a, b) for a, b in pairs(case, field) if shape(a) == shape(b)]
-        assert field == "max_len" or len(alike) == len(list(pairs(case, field))), case.file
+        if field != "max_len" and vars(case.spec).get("max_len", 0) < 32768:
+            assert len(alike) == len(list(pairs(case, field))), case.file
         compared += len(alike)
         for first, second in alike:
             old = first.generate().text
-            most = LOCAL * (2 if vars(case.spec).get("page_layout") == "nhd" else 1)  # all offsets from row to row
+            fields = vars(case.spec)  # all offsets from row to row; the parts of a stacked row
+            most = LOCAL * (2 if fields.get("page_layout") == "nhd" or fields.get("stacked") else 1)
             if "%section" in old:
-                most = 5 * LOCAL  # prefill on wgmma: a way to share out heads for every divisor of their number
+                most = 6 * LOCAL  # prefill on wgmma: a way to share out heads for every divisor of their number
             assert 0 < changed_lines(old, second.generate().text) <= most, (
                 f"{beside(TYPES[name], field)}: field(local=True), and other lines change too "
                 f"({case.file}: {first.spec}, {second.spec})"
