@@ -17,7 +17,7 @@ from ptxgen.models.row_forms import FEW, STACK
 from ptxgen.models.spec import QKV
 from ptxgen.models.tiled import TiledProducts
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
+from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 from ptxgen.targets import target as parse_target

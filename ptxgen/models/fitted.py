@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ptxgen.kernels.packed_gemm import PackedGemm
 from ptxgen.models.program import Op, Program
-from ptxgen.products.wgmma.shape import PROCESSORS
+from ptxgen.products.wgmma.tiling.shape import PROCESSORS
 
 
 def fitted(program: Program, multiprocessors: int | None) -> Program:

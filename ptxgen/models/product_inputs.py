@@ -13,8 +13,8 @@ from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.row_forms import RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.wgmma.tokens import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
-from ptxgen.products.wgmma.tokens import shape as tile_shape
+from ptxgen.products.wgmma.tokens.layout import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
+from ptxgen.products.wgmma.tokens.layout import shape as tile_shape
 from ptxgen.weights.e4m3 import BLOCK
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _fastest(rows: int, fields: tuple[tuple[str, Any], ...]) -> PackedGemm:
 @lru_cache(maxsize=1024)
 def _tokens_of_both(rows: int, first: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...]) -> int:
     from ptxgen.kernels.packed_gemm import PackedGemm
-    from ptxgen.products.wgmma.tiles import tokens_of_both
+    from ptxgen.products.wgmma.cost_model.choice import tokens_of_both
 
     return tokens_of_both(PackedGemm, dict(first), dict(then), rows)
 

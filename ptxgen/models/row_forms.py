@@ -15,7 +15,7 @@ from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
 from ptxgen.products.few import geometry as few
 from ptxgen.products.few import layout as few_layout
-from ptxgen.products.wgmma.tokens import COLUMNS, PADDED, columns
+from ptxgen.products.wgmma.tokens.layout import COLUMNS, PADDED, columns
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 from ptxgen.weights.e4m3 import BLOCK, E4m3

@@ -11,10 +11,10 @@ from ptxgen.dtypes import bf16
 from ptxgen.models.products import Products
 from ptxgen.models.program import Ref
 from ptxgen.models.row_forms import FEW
-from ptxgen.products.wgmma.norms import SQUARED, squares_shape
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
-from ptxgen.products.wgmma.tokens import DIGITS, PADDED
-from ptxgen.products.wgmma.tokens import shape as tile_shape
+from ptxgen.products.wgmma.epilogue.norms import SQUARED, squares_shape
+from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
+from ptxgen.products.wgmma.tokens.layout import DIGITS, PADDED
+from ptxgen.products.wgmma.tokens.layout import shape as tile_shape
 
 
 @dataclass(kw_only=True)

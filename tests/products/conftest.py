@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ptxgen.generator import clear_cache
-from ptxgen.products.wgmma import shape
+from ptxgen.products.wgmma.tiling import shape
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ptxgen import generate
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import between_tiles
+from ptxgen.products.wgmma.cost_model import weights_converted
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
@@ -69,5 +69,5 @@ def test_the_tile_is_the_one_that_was_the_fastest(
 )
 def test_other_products_have_the_counts_that_they_had(more: dict[str, Any]) -> None:
     fields = {"n": 5120, "k": 2560, "weights": "q4_k", **FAST, **more}
-    assert not between_tiles.is_open(fields, 777)
+    assert not weights_converted.is_open(fields, 777)
     assert PackedGemm.best(777, **fields).tokens in {64, 96, 112, 128, 192, 256}

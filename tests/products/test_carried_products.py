@@ -11,9 +11,10 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import shape, tokens
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.registers import CARRIED_REGISTERS
+from ptxgen.products.wgmma.tiling import shape
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tiling.registers import CARRIED_REGISTERS
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
@@ -155,7 +156,7 @@ def test_what_is_chosen(rows: int, fields: dict[str, Any], carried: bool, evict_
 def test_warpgroups_ask_for_no_more_registers_than_there_are(tile_rows: int, precision: str) -> None:
     """setmaxnreg would wait for ever; of every tile that is legal, read off its text."""
     legal = 0
-    for count in tokens.TOKENS:
+    for count in layout.TOKENS:
         fields = {**PLAIN, "n": 384, "k": 256, "tokens": count, "tile_rows": tile_rows, "precision": precision}
         try:
             ptx = generate(PackedGemm(**fields, split=1, share=1), WHERE)

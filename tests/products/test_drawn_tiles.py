@@ -12,7 +12,7 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.tiling.geometry import Geometry
 from tests.support.packed_products import tried
 from tests.support.sweep import examples
 

@@ -15,9 +15,10 @@ from ptxgen.dtypes import bf16, e4m3
 from ptxgen.errors import SpecError
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma import shape, tokens
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.registers import FACTORED
+from ptxgen.products.wgmma.tiling import shape
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tiling.registers import FACTORED
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
@@ -193,7 +194,7 @@ def test_packed_scales_are_exact(mode: str, source: str) -> None:
     spec = PackTokens(520, 8, dtype=e4m3, src_dtype=source, precision="fast", group=128)
     x = spec.example(np.random.default_rng(0), rows=11)["x"]
     out = trial(spec, CpuDevice(mode=mode), target="sm_80", rows=11).require().outputs
-    wanted, scales = tokens.pack_scaled(x.astype(np.float32), 8, e4m3, 128)
+    wanted, scales = layout.pack_scaled(x.astype(np.float32), 8, e4m3, 128)
     assert len(np.unique(scales)) > 5
     assert (out["scales"] == scales).all()
     assert out["out"].tobytes() == wanted.tobytes()
@@ -203,7 +204,7 @@ def test_scales_of_groups_are_the_least_powers_of_four_that_hold_them() -> None:
     x = np.random.default_rng(0).standard_normal((9, 512), np.float32)
     x *= np.float32(10.0) ** np.random.default_rng(1).integers(-30, 30, (9, 1)).astype(np.float32)
     x[4, :128] = 0
-    _, scales = tokens.pack_scaled(x, 16, e4m3, 128)
+    _, scales = layout.pack_scaled(x, 16, e4m3, 128)
     largest = np.abs(x).reshape(9, 4, 128).max(2)
     found = scales[0, :4, :9].T
     assert found[4, 0] == 0
@@ -222,7 +223,7 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
     x[2, 7], x[3, 200] = np.inf, np.nan
     out = trial(spec, CpuDevice(mode=mode), target="sm_80", rows=8, arguments={"x": x}).require().outputs
     with np.errstate(invalid="ignore"):  # infinity times zero
-        back = tokens.unpack(out["out"], 8, 256, out["scales"])
+        back = layout.unpack(out["out"], 8, 256, out["scales"])
     assert np.isnan(back[2]).any()
     assert np.isnan(back[3]).any()
     assert np.isfinite(back[[0, 1, 4, 5, 6, 7]]).all()

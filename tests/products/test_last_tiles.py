@@ -10,9 +10,10 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import last_turn, shape
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.last_turn import Turns
+from ptxgen.products.wgmma.cost_model import waves
+from ptxgen.products.wgmma.cost_model.waves import Turns
+from ptxgen.products.wgmma.tiling import shape
+from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
@@ -111,7 +112,7 @@ def test_what_cannot_have_them_is_refused(fields: dict[str, Any], reason: str) -
 )
 def test_how_many_tiles_the_busiest_cta_has(fields: dict[str, Any], rows: int, turns: Turns) -> None:
     spec = PackedGemm(28672, 4096, tokens=256, **{**PLAIN, **fields})
-    assert last_turn.turns(Geometry.of(spec), rows) == turns
+    assert waves.turns(Geometry.of(spec), rows) == turns
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_how_many_tiles_the_busiest_cta_has(fields: dict[str, Any], rows: int, t
 )
 def test_how_many_make_the_launch_the_shortest(n: int, rows: int, fields: dict[str, Any], last: int) -> None:
     spec = PackedGemm(n, 4096, **{**PLAIN, "tokens": 256, **fields})
-    assert last_turn.last_tiles(Geometry.of(spec), rows) == last
+    assert waves.last_tiles(Geometry.of(spec), rows) == last
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma import norms
-from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import VECTOR, Geometry
+from ptxgen.products.wgmma.epilogue import norms
+from ptxgen.products.wgmma.tiling.geometry import VECTOR, Geometry
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -83,7 +83,7 @@ def test_roots_of_rows_that_are_longer_than_a_load(wide: bool) -> None:
 
 CHAIN = Chain(
     partial(PackedGemm, tokens=16), lambda precision: PackTokens(N, 16, norm="rms", precision=precision),
-    lambda rows, precision: packed.pack(rows, 16, bf16, packed.DIGITS[precision]), (13, N // 16), 13, WHERE,
+    lambda rows, precision: layout.pack(rows, 16, bf16, layout.DIGITS[precision]), (13, N // 16), 13, WHERE,
 )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_a_norm_divided_out_is_as_exact_as_one_before(device: Device, scale: flo
 def test_tokens_past_the_last_are_zero() -> None:
     spec = PackedGemm(n=256, k=64, tokens=16, bias=True, residual=True, norm_out=True)
     out = trial(spec, CpuDevice(mode="check"), target=WHERE, rows=40, n_rows=3).require().outputs
-    found = packed.unpack(out["digits"][:1], 16, 256)
+    found = layout.unpack(out["digits"][:1], 16, 256)
     assert found[:3].all()
     assert not found[3:].any()
     assert out["out_squares"][:3].all()

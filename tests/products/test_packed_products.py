@@ -11,9 +11,11 @@ from ptxgen import generate
 from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import geometry, shape, tasks, tokens
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma import tasks
 from ptxgen.products.wgmma.rules import FORMATS
+from ptxgen.products.wgmma.tiling import geometry, shape
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.packed_products import EXACT, FAST, WHERE, tried
 
@@ -358,8 +360,8 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
     out = tried(spec, "fast", 11, FAST, arguments=values).outputs["out"]
     for row in (0, 3, 9):
         own = np.zeros_like(values["x"])
-        token = tokens.unpack(values["x"], 11, 512)[row : row + 1].astype(np.float32)
-        own[:1] = tokens.pack(token, 16, bf16, 1)
+        token = layout.unpack(values["x"], 11, 512)[row : row + 1].astype(np.float32)
+        own[:1] = layout.pack(token, 16, bf16, 1)
         alone = tried(spec, "fast", 1, FAST, arguments={"x": own, "weight": values["weight"]}).outputs["out"]
         assert alone.tobytes() == out[row : row + 1].tobytes()
 

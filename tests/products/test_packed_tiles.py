@@ -10,10 +10,12 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma import few_tiles, geometry, tiles, tokens
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.registers import CARRIED_REGISTERS, FACTORED_REGISTERS, REGISTERS
+from ptxgen.products.wgmma.cost_model import choice, few_tokens
 from ptxgen.products.wgmma.rules import FORMATS
+from ptxgen.products.wgmma.tiling import geometry
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tiling.registers import CARRIED_REGISTERS, FACTORED_REGISTERS, REGISTERS
+from ptxgen.products.wgmma.tokens import layout
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
 
@@ -138,7 +140,7 @@ def test_no_turns_where_a_warpgroup_has_several_products_a_stage() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("count", tokens.TOKENS)
+@pytest.mark.parametrize("count", layout.TOKENS)
 @pytest.mark.parametrize("fusion", [{}, {"gated": True, "activation": "silu"}])
 @pytest.mark.parametrize("precision", ["fast", "exact"])
 def test_every_legal_tile_has_two_stages_that_fit(
@@ -157,7 +159,7 @@ def test_every_legal_tile_has_two_stages_that_fit(
 @pytest.mark.parametrize("rows", [1, 33, 65, 512, 4096])
 @pytest.mark.parametrize("more", [{}, {"gated": True, "activation": "silu"}, {"tokens": 64}])
 def test_the_best_tile_is_legal(name: str, rows: int, more: dict[str, Any]) -> None:
-    for precision in tokens.DIGITS:
+    for precision in layout.DIGITS:
         if rows > 64 or "tokens" in more:
             spec = PackedGemm.best(rows, n=4096, k=2048, weights=name, precision=precision, **more)
             assert supports(spec, WHERE)
@@ -204,7 +206,7 @@ def test_gate_and_down_have_tiles_of_as_many_tokens(weights: str, rows: int) -> 
     gate = {"n": 14336, "k": 4096, "gated": True, "packed_out": True, "activation": "silu"}
     down = {"n": 4096, "k": 14336, "residual": True}
     more: dict[str, Any] = {"weights": weights, "precision": "fast", "programmatic": True}
-    assert tiles.tokens_of_both(PackedGemm, {**gate, **more}, {**down, **more}, rows) == 128
+    assert choice.tokens_of_both(PackedGemm, {**gate, **more}, {**down, **more}, rows) == 128
     assert PackedGemm.best(rows, **down, **more, tokens=128).split == 2
 
 
@@ -214,11 +216,11 @@ def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
 
 
-@pytest.mark.parametrize("row", [*tiles.MEASURED_PLAIN, *tiles.MEASURED_PROGRAMMATIC])
+@pytest.mark.parametrize("row", [*choice.MEASURED_PLAIN, *choice.MEASURED_PROGRAMMATIC])
 def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[int, ...]) -> None:
     n, k, least, most, *tile = row
     fields: dict[str, Any] = {"n": n, "k": k, "precision": "fast", "out_dtype": bf16}
-    if row in tiles.MEASURED_PROGRAMMATIC:
+    if row in choice.MEASURED_PROGRAMMATIC:
         fields["programmatic"] = True
     for rows in (least, most):
         spec = PackedGemm.best(rows, **fields)
@@ -226,10 +228,10 @@ def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[in
         assert supports(spec, WHERE)
         assert PackedGemm.best(rows, **fields, split=2).split == 2
     for rows in (least - 1, most + 1):
-        assert tiles._measured(fields, rows) != dict(zip(tiles.TILE, tile, strict=True))
-    assert tiles._measured(fields | {"out_dtype": f32}, most) == {}
-    other = fields | {"programmatic": row in tiles.MEASURED_PLAIN}
-    assert tiles._measured(other, most) == {}
+        assert choice._measured(fields, rows) != dict(zip(choice.TILE, tile, strict=True))
+    assert choice._measured(fields | {"out_dtype": f32}, most) == {}
+    other = fields | {"programmatic": row in choice.MEASURED_PLAIN}
+    assert choice._measured(other, most) == {}
 
 
 # Of programmatic launches of bf16, the fastest of 4 to 12 tiles on an H200: outputs, columns, rows of x;
@@ -326,7 +328,7 @@ def test_few_tokens_have_a_tile_whatever_the_matrix(n: int, k: int, rows: int) -
 def test_few_tokens_have_a_tile_of_converted_weights(n: int, k: int, weights: str, rows: int) -> None:
     for residual in (False, True):
         spec = PackedGemm.best(rows, n=n, k=k, weights=weights, precision="fast", programmatic=True, residual=residual)
-        costs = few_tiles.COSTS[few_tiles.multiplied(spec)]
+        costs = few_tokens.COSTS[few_tokens.multiplied(spec)]
         assert supports(spec, WHERE)
         assert spec.tokens >= rows
         assert (spec.tile_rows, spec.slices) in costs.paces or not costs.least <= rows <= costs.most

@@ -12,9 +12,10 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import e4m3, f16
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import geometry, shape, tokens
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.scale_rules import BY_ROW
+from ptxgen.products.wgmma.rules import BY_ROW
+from ptxgen.products.wgmma.tiling import geometry, shape
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -94,7 +95,7 @@ def test_every_code_is_itself(name: str) -> None:
     for first in range(0, k, 64):
         x = np.zeros((64, k), np.float32)
         x[np.arange(64), first + np.arange(64)] = 2.0 ** np.arange(-32, 32)
-        packed, units, _ = tokens.pack_by_row(x, 64, 2)
+        packed, units, _ = layout.pack_by_row(x, 64, 2)
         given = {"x": packed, "x_scales": units, "weight": weight.reshape(kind.records(n), -1)}
         found = trial(product(n=n, k=k, weights=name, tokens=64), CpuDevice(), target=WHERE, rows=64, arguments=given)
         wanted = values[:, first : first + 64].T * (2.0 ** np.arange(-32, 32, dtype=np.float32))[:, None]
@@ -125,7 +126,7 @@ def packed_weight(name: str, source: dict[str, np.ndarray], n: int, k: int) -> t
 
 
 def product_with(spec: PackedGemm, x: np.ndarray, weight: np.ndarray, where: str) -> np.ndarray:
-    packed, units, sums = tokens.pack_by_row(x, spec.tokens, 2)
+    packed, units, sums = layout.pack_by_row(x, spec.tokens, 2)
     given = {"x": packed, "x_scales": units, "x_sums": sums, "weight": weight}
     return trial(spec, open_device(where), target=WHERE, rows=len(x), arguments=given).outputs["out"]
 

@@ -12,10 +12,9 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import tokens
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.rules import FORMATS
-from ptxgen.products.wgmma.scale_rules import BY_ROW
+from ptxgen.products.wgmma.rules import BY_ROW, FORMATS
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support import sweep
@@ -34,7 +33,7 @@ def fields_of(rng: random.Random) -> dict[str, Any]:
     n, k = rng.choice(SIZES)
     weights = rng.choice(FORMATS)
     fields: dict[str, Any] = {
-        "n": n, "k": k, "weights": weights, "tokens": rng.choice(tokens.TOKENS),
+        "n": n, "k": k, "weights": weights, "tokens": rng.choice(layout.TOKENS),
         "precision": rng.choice(("fast", "fast", "exact")), "tile_rows": rng.choice((0, 64, 128, 192, 256)),
         "split": rng.choice((0, 1, 1, 2, 4)), "share": rng.choice((0, 0, 1, 2, 4)), "stream": rng.random() < 0.15,
         "programmatic": rng.random() < 0.5, "indirect": rng.random() < 0.2,

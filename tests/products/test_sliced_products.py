@@ -11,7 +11,7 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target

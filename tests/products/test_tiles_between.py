@@ -11,7 +11,7 @@ from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16
 from ptxgen.errors import SpecError
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma import tokens
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
@@ -50,7 +50,7 @@ def test_other_products_have_no_registers_for_256_rows(more: dict[str, Any]) -> 
 
 def test_short_sums_have_no_counts_between() -> None:
     scaled = {"weights": "e4m3_block", "x_dtype": "e4m3", "precision": "fast"}
-    for count in tokens.BETWEEN:
+    for count in layout.BETWEEN:
         with pytest.raises(SpecError, match=rf"short sums .* \(got {count}; nearest: (128|192|256)\)"):
             PackedGemm(n=512, k=256, tokens=count, **scaled)
 

@@ -9,7 +9,7 @@ import pytest
 from ptxgen import assemble, generate
 from ptxgen.assembler import VARIABLE, available_assemblers
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.tiling.geometry import Geometry
 from tests.support.marks import needs_assembler
 
 GATED = {"gated": True, "activation": "silu", "programmatic": True}
