@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
-from ptxgen.attention.prefill.wgmma.consumer import Consumer
-from ptxgen.attention.prefill.wgmma.conversions import Conversions
+from ptxgen.attention.prefill.wgmma.consumer.loop import Consumer
+from ptxgen.attention.prefill.wgmma.consumer.output import output
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.output import output
-from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import WARPS, Boxes
+from ptxgen.attention.prefill.wgmma.producer.by_threads import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.producer.converting import Conversions
 from ptxgen.attention.prefill.wgmma.ring import Ring
 from ptxgen.attention.prefill.wgmma.tile import (
     WARPGROUP,
@@ -19,9 +19,9 @@ from ptxgen.attention.prefill.wgmma.tile import (
     makes_rows,
     turns,
 )
-from ptxgen.attention.prefill.wgmma.turned import Turned
 from ptxgen.attention.prefill.wgmma.variants import has_first_maximum
-from ptxgen.attention.prefill.wgmma.widened import Widened
+from ptxgen.attention.prefill.wgmma.workspace.rows_16bit import Widened
+from ptxgen.attention.prefill.wgmma.workspace.transposed_values import Turned
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, e4m3
 

@@ -9,19 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ptxgen.attention.prefill.copies import pitch
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 RESERVED = 1024  # bytes of shared memory that the driver keeps per CTA
-
-
-def pitch(nbytes: int) -> int:
-    """Bytes from row to row in shared memory: an odd number of 16-byte units.
-
-    Eight rows at the same column then lie in eight different bank groups, so ldmatrix and 16-byte accesses down a
-    column are free of conflicts for every dim, and every address is a lane's base plus a constant (an XOR swizzle
-    needs rows of a power of two and a register per column).
-    """
-    return 16 * (-(-nbytes // 16) | 1)
 
 
 @dataclass(frozen=True, slots=True)

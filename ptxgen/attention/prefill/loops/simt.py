@@ -7,11 +7,12 @@ of the accumulator's columns. Inner loops are PTX loops over head_dim and over t
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.keys import KeyTiles
-from ptxgen.attention.prefill.queries import QueryTile
+from ptxgen.attention.prefill.copies import pitch
+from ptxgen.attention.prefill.loops.keys import KeyTiles
+from ptxgen.attention.prefill.loops.queries import QueryTile
+from ptxgen.attention.prefill.loops.tiles import SimtTile, dynamic
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.softmax import Owned, Score, Softmax
-from ptxgen.attention.prefill.tiles import SimtTile, dynamic, pitch
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.sources import source_of
-from ptxgen.attention.prefill.wgmma.copies import HalvedCopy, SwizzledCopy, copy_rows
 from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.producer.queries_e4m3 import Rounding
+from ptxgen.attention.prefill.wgmma.producer.swizzled_copies import HalvedCopy, SwizzledCopy, copy_rows
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.rounding import Rounding
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, FEWEST, LANES, ROWS, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.sources import source_of
-from ptxgen.attention.prefill.wgmma.copies import PairedCopy, SwizzledCopy
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.producer.by_threads import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.producer.swizzled_copies import PairedCopy, SwizzledCopy
+from ptxgen.attention.prefill.wgmma.producer.widening import sign_bits
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, Ring
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
-from ptxgen.attention.prefill.wgmma.widening import sign_bits
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType

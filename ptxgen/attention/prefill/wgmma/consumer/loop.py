@@ -4,9 +4,7 @@ in flight together, and the softmax of the one runs under the other."""
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.wgmma.coded import CodedSoftmax
-from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.registers import (
+from ptxgen.attention.prefill.wgmma.consumer.registers import (
     HIGH_WORD,
     K_STEP_8,
     ROWS_8,
@@ -14,8 +12,10 @@ from ptxgen.attention.prefill.wgmma.registers import (
     UNIT,
     ConsumerRegisters,
 )
+from ptxgen.attention.prefill.wgmma.consumer.softmax import TileSoftmax
+from ptxgen.attention.prefill.wgmma.consumer.softmax_e5m2 import CodedSoftmax
+from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
 from ptxgen.attention.prefill.wgmma.tile import K_STEP, ONES, ROWS, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import has_first_maximum, is_limited
 from ptxgen.builder import Builder

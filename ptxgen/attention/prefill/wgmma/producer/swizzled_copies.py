@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
 from ptxgen.attention.prefill.sources import Source
+from ptxgen.attention.prefill.wgmma.producer.widening import scaled, widen
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, LANES, SWIZZLED_ROW
-from ptxgen.attention.prefill.wgmma.widening import scaled, widen
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType

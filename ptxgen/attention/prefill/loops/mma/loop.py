@@ -8,11 +8,11 @@ Source: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16 with floating point type
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.keys import KeyTiles
-from ptxgen.attention.prefill.queries import QueryTile
-from ptxgen.attention.prefill.tensor_output import output
-from ptxgen.attention.prefill.tensor_registers import TensorRegisters
-from ptxgen.attention.prefill.tiles import TensorTile, dynamic
+from ptxgen.attention.prefill.loops.keys import KeyTiles
+from ptxgen.attention.prefill.loops.mma.output import output
+from ptxgen.attention.prefill.loops.mma.registers import TensorRegisters
+from ptxgen.attention.prefill.loops.queries import QueryTile
+from ptxgen.attention.prefill.loops.tiles import TensorTile, dynamic
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType

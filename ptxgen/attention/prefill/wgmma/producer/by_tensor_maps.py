@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
+from ptxgen.attention.prefill.wgmma.producer.tensor_maps import Maps, box_keys
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, LANES, STAGES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.attention.prefill.sources import source_of
-from ptxgen.attention.prefill.wgmma.blocks import Blocks
-from ptxgen.attention.prefill.wgmma.boxes import turned_tiles
+from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import turned_tiles
 from ptxgen.attention.prefill.wgmma.tile import CHUNK, ONES_BYTES, STAGES, SWIZZLED_ROW, tile_of
-from ptxgen.attention.prefill.wgmma.widened import Widened
+from ptxgen.attention.prefill.wgmma.workspace.key_blocks import Blocks
+from ptxgen.attention.prefill.wgmma.workspace.rows_16bit import Widened
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import e4m3
 from ptxgen.idioms.convert import scratch, store_words

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
 from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.producer.swizzled_copies import SwizzledCopy
 from ptxgen.attention.prefill.wgmma.ring import WORD, Ring
 from ptxgen.attention.prefill.wgmma.tile import LANES, ROWS, SWIZZLED_ROW, WgmmaTile
 from ptxgen.attention.prefill.wgmma.variants import folds_scales

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptxgen.attention.prefill.queries import QueryTile
-from ptxgen.attention.prefill.tensor_registers import TensorRegisters
+from ptxgen.attention.prefill.loops.mma.registers import TensorRegisters
+from ptxgen.attention.prefill.loops.queries import QueryTile
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 

@@ -6,9 +6,10 @@ Accumulators are those of mma.m16n8: row lane / 4 and 8 further, columns 2 · (l
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.copies import pitch
+from ptxgen.attention.prefill.loops.tiles import TensorTile
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.softmax import Owned, Score, Softmax
-from ptxgen.attention.prefill.tiles import TensorTile, pitch
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType

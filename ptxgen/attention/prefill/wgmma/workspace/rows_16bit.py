@@ -13,14 +13,14 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.attention.prefill.sources import source_of
-from ptxgen.attention.prefill.wgmma.blocks import BLOCK, Blocks
-from ptxgen.attention.prefill.wgmma.boxes import WARPS
-from ptxgen.attention.prefill.wgmma.copies import SwizzledCopy
 from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import WARPS
+from ptxgen.attention.prefill.wgmma.producer.swizzled_copies import SwizzledCopy
+from ptxgen.attention.prefill.wgmma.producer.widening import sign_bits
 from ptxgen.attention.prefill.wgmma.ring import WARPS as WARPS_OF_GROUP
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, WgmmaTile, makes_at_first, tile_of
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
-from ptxgen.attention.prefill.wgmma.widening import sign_bits
+from ptxgen.attention.prefill.wgmma.workspace.key_blocks import BLOCK, Blocks
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType

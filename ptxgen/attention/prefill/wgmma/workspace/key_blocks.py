@@ -13,7 +13,7 @@ from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.maps import box_keys
+from ptxgen.attention.prefill.wgmma.producer.tensor_maps import box_keys
 from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Or, Reg

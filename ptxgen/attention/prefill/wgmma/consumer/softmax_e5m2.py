@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ptxgen.attention.prefill.softmax import Score
-from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
+from ptxgen.attention.prefill.wgmma.consumer.softmax import TileSoftmax
 from ptxgen.builder.values import Or, Reg
 from ptxgen.idioms.convert import scratch
 

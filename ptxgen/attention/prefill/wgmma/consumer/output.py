@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ptxgen.attention.prefill.wgmma.consumer import Consumer
-from ptxgen.attention.prefill.wgmma.registers import UNIT
-from ptxgen.attention.prefill.wgmma.softmax import SAFE
+from ptxgen.attention.prefill.wgmma.consumer.loop import Consumer
+from ptxgen.attention.prefill.wgmma.consumer.registers import UNIT
+from ptxgen.attention.prefill.wgmma.consumer.softmax import SAFE
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, ROWS, SWIZZLED_ROW
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
