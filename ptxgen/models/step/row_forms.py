@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ptxgen.dtypes import e4m3
-from ptxgen.models.draft import Draft
 from ptxgen.models.program import Ref, Tensor
 from ptxgen.models.spec import MLP, QKV, ModelSpec
+from ptxgen.models.step.draft import Draft
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
 from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on

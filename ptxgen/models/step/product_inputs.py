@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.program import Pairs, Part, Ref
-from ptxgen.models.row_forms import RowForms
+from ptxgen.models.step.row_forms import RowForms
 from ptxgen.products.bytes import layout
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tokens.layout import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.dtypes import bf16
-from ptxgen.models.products import Products
 from ptxgen.models.program import Ref
-from ptxgen.models.row_forms import FEW
+from ptxgen.models.step.products import Products
+from ptxgen.models.step.row_forms import FEW
 from ptxgen.products.wgmma.epilogue.norms import SQUARED, squares_shape
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens.layout import DIGITS, PADDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ptxgen.models.files.modelfile import is_vector
-from ptxgen.models.row_forms import HALVES
+from ptxgen.models.step.row_forms import HALVES
 
 FLAT = 64  # rows of a step up to which sizes are powers of two
 SIZES = 16  # others are multiples of FLAT, and of so many parts of the power of two above

@@ -13,9 +13,9 @@ from ptxgen.kernels.rope_kv_append import can_norm_heads
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.program import Ref
-from ptxgen.models.row_forms import FEW, STACK
 from ptxgen.models.spec import QKV
-from ptxgen.models.tiled import TiledProducts
+from ptxgen.models.step.row_forms import FEW, STACK
+from ptxgen.models.step.tiled import TiledProducts
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.scales import scale_groups

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ptxgen.files.jsonfields import Fields
-from ptxgen.models import layers
-from ptxgen.models.layers import ByLayer
+from ptxgen.models.config import layers
+from ptxgen.models.config.layers import ByLayer
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ptxgen import rules
 from ptxgen.errors import SpecError, brief
 from ptxgen.files.jsonfields import Fields, is_number
 from ptxgen.idioms.rope_settings import RopeSettings
-from ptxgen.models.families import Family
-from ptxgen.models.layers import FULL, SLIDING
+from ptxgen.models.config.families import Family
+from ptxgen.models.config.layers import FULL, SLIDING
 
 TABLES = ("rope_scaling", "rope_parameters")
 

@@ -10,7 +10,7 @@ from ptxgen.errors import SpecError
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.kernel import KernelType
 from ptxgen.kernels.persistent_step import FORMATS, PersistentStep
-from ptxgen.models.persistent_lacks import other_ops, other_sizes, other_value, refusal
+from ptxgen.models.persistent.refusals import other_ops, other_sizes, other_value, refusal
 from ptxgen.models.program import Op, Program, Ref, Tensor
 
 # How attention is distributed over CTAs, by query heads, KV heads and head_dim, if another distribution than

@@ -19,11 +19,11 @@ from typing import Any
 from ptxgen.dtypes import bf16, dtype, f32, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.integers import as_index
-from ptxgen.models.decode_attention import AttentionOfStep
-from ptxgen.models.draft import Formats
 from ptxgen.models.program import Part, Program, Ref
-from ptxgen.models.row_forms import PRECISIONS, STACK
 from ptxgen.models.spec import MLP, ModelSpec
+from ptxgen.models.step.attention import AttentionOfStep
+from ptxgen.models.step.draft import Formats
+from ptxgen.models.step.row_forms import PRECISIONS, STACK
 
 CHOICES = ("greedy", "sample", "penalise", "none")
 STEPS = ("decode", "batch", "prefill")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32
-from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Part, Ref
-from ptxgen.models.row_forms import LONG, STACK
 from ptxgen.models.spec import QKV
+from ptxgen.models.step.product_inputs import ProductInputs
+from ptxgen.models.step.row_forms import LONG, STACK
 from ptxgen.products.few import geometry as few
 from ptxgen.products.product import most_columns
 from ptxgen.targets import target as parse_target
