@@ -54,7 +54,9 @@ TESTS = {
     "ptxgen/models/step/tiled.py": ("tests/runtime/model/test_tiled_sequences.py",),
     "ptxgen/products/wgmma/tokens/attention_output.py": (f"{_GOLDENS}[incremental_attention]",),
     "ptxgen/products/wgmma/mainloop/codes.py": (f"{_GOLDENS}[packed_gemm]",),
-    "ptxgen/products/wgmma/epilogue/norms.py": (f"{_GOLDENS}[packed_gemm]", "tests/products/test_packed_norms.py"),
+    "ptxgen/products/wgmma/epilogue/norms.py": (
+        f"{_GOLDENS}[packed_gemm]", "tests/products/wgmma/test_packed_norms.py",
+    ),
     "ptxgen/products/wgmma/tokens/scaled_packing.py": (f"{_GOLDENS}[pack_tokens]",),
     "ptxgen/weights/blocks_of_32.py": (
         "tests/weights/test_formats.py", f"{_GOLDENS}[gemv]", f"{_GOLDENS}[digit_gemm]", f"{_GOLDENS}[packed_gemm]",

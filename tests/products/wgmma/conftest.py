@@ -1,4 +1,4 @@
-"""What tests of products share."""
+"""What tests of products on wgmma share."""
 
 from __future__ import annotations
 
