@@ -35,8 +35,7 @@ class Maps:
 
     def build(self, smem: Reg, lane: Reg, copies_v: Reg) -> Reg:
         """All of them; the address of this warp's map. `copies_v`: it is V's."""
-        b, items = self.b, self.items
-        cache = items.cache
+        b = self.b
         slots = b.room("maps", 2 * MAP_BYTES * SLOTS)
         with b.fragment("clear_maps", "a tensor map of zeros"):
             made = b.op("add.u32", "map_made", smem, self.tile.maps_at)
@@ -49,42 +48,7 @@ class Maps:
         box = SWIZZLED_ROW // self.dtype.bytes
         note = f"this warp's tensor map: an array [heads, keys, elements], boxes of {box} elements"
         with b.fragment("write_maps", note):
-            rows = items.wide
-            array = rows["k"] if "k" in rows else b.ld_param("k")
-            keys, heads = self._extents()
-            b.op("selp.b64", array, rows["v"] if "v" in rows else b.ld_param("v"), array, copies_v)
-            row = cache.k.dim * self.dtype.bytes
-            stride = b.reg("map_stride", "u64")
-
-            def put(field: str, *operands: object, wide: bool = False, pred: Reg | None = None) -> None:
-                kind = "b64" if wide else "b32"
-                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands, pred=pred)
-
-            put("global_address", array, wide=True)
-            put("rank", DIMENSIONS - 1)
-            put("elemtype", ELEMENT_TYPES[self.dtype.name])
-            put("interleave_layout", 0)
-            put("swizzle_mode", SWIZZLE_128)
-            put("fill_mode", 0)
-            for n, size in enumerate((box, box_keys(cache, self.tile), 1)):
-                put("box_dim", n, size)
-            for n, extent in enumerate((cache.k.dim, keys, heads)):
-                put("global_dim", n, extent)
-            for n in range(DIMENSIONS):
-                put("element_stride", n, 1)
-            b.op("mov.u64", stride, cache.k.heads * row * cache.rows_per_position)
-            put("global_stride", 0, stride, wide=True)
-            if cache.by_token or cache.heads_inside:
-                b.op("mov.u64", stride, row)
-            elif cache.page_size:
-                b.op("mov.u64", stride, cache.page_size * row)
-            elif cache.max_len:
-                b.op("mov.u64", stride, cache.rows * row)
-            else:
-                b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
-            put("global_stride", 1, stride, wide=True)
-            if self.tile.turned:
-                self._turn(put, stride, copies_v)
+            self._write(made, copies_v)
         with b.fragment(
             "publish_maps", "the map in module memory, a place for each multiprocessor, seen by the copies from here on"
         ):
@@ -98,6 +62,46 @@ class Maps:
             seen: Reg = b.op("cvta.global.u64", "map_seen", at)
             b.op("fence.proxy.tensormap::generic.acquire.gpu", seen[0], MAP_BYTES)
         return seen
+
+    def _write(self, made: Reg, copies_v: Reg) -> None:
+        """The fields of the map at `made`; part of an open fragment."""
+        b, items = self.b, self.items
+        cache, box, rows = items.cache, SWIZZLED_ROW // self.dtype.bytes, items.wide
+        array = rows["k"] if "k" in rows else b.ld_param("k")
+        keys, heads = self._extents()
+        b.op("selp.b64", array, rows["v"] if "v" in rows else b.ld_param("v"), array, copies_v)
+        row = cache.k.dim * self.dtype.bytes
+        stride = b.reg("map_stride", "u64")
+
+        def put(field: str, *operands: object, wide: bool = False, pred: Reg | None = None) -> None:
+            kind = "b64" if wide else "b32"
+            b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands, pred=pred)
+
+        put("global_address", array, wide=True)
+        put("rank", DIMENSIONS - 1)
+        put("elemtype", ELEMENT_TYPES[self.dtype.name])
+        put("interleave_layout", 0)
+        put("swizzle_mode", SWIZZLE_128)
+        put("fill_mode", 0)
+        for n, size in enumerate((box, box_keys(cache, self.tile), 1)):
+            put("box_dim", n, size)
+        for n, extent in enumerate((cache.k.dim, keys, heads)):
+            put("global_dim", n, extent)
+        for n in range(DIMENSIONS):
+            put("element_stride", n, 1)
+        b.op("mov.u64", stride, cache.k.heads * row * cache.rows_per_position)
+        put("global_stride", 0, stride, wide=True)
+        if cache.by_token or cache.heads_inside:
+            b.op("mov.u64", stride, row)
+        elif cache.page_size:
+            b.op("mov.u64", stride, cache.page_size * row)
+        elif cache.max_len:
+            b.op("mov.u64", stride, cache.rows * row)
+        else:
+            b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
+        put("global_stride", 1, stride, wide=True)
+        if self.tile.turned:
+            self._turn(put, stride, copies_v)
 
     def _turn(self, put: Callable[..., None], stride: Reg, copies_v: Reg) -> None:
         """What differs in the map of V that lies by element, an array [tiles, elements, keys]; part of an open
