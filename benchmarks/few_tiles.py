@@ -1,4 +1,4 @@
-"""Tiles of PackedGemm for up to 64 tokens beside each other and cuBLAS: what `few_tiles.py` of the products knows.
+"""Tiles of PackedGemm for up to 64 tokens beside each other and cuBLAS: what `few_tokens.py` of the cost model knows.
 
     python -m benchmarks.few_tiles --seconds 60             measure on a GPU, print, append rows
     python -m benchmarks.few_tiles --how exact,scaled       only these ways to multiply
