@@ -205,7 +205,7 @@ def test_a_family_reads_the_keys_that_it_says_and_no_others(monkeypatch: pytest.
     def spied(values: Any, source: str, *names: Any) -> Fields:
         return Fields(Spied(values) if names else values, source, *names)
 
-    monkeypatch.setattr("ptxgen.models.Fields", spied)
+    monkeypatch.setattr("ptxgen.models.config.fields.Fields", spied)
     read: dict[str, set[str]] = {}
     for config, max_len in CASES.values():
         seen.clear()
