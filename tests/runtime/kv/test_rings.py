@@ -155,7 +155,7 @@ def test_a_slot_knows_what_the_ring_it_was_copied_from_has_lost(device: Device, 
 
 
 def test_what_rings_cannot_be_is_said(device: Device) -> None:
-    for windows in ((1,), (-1, 0), ("a", 0), (True, 0)):
+    for windows in ((1,), (-1, 0), ("a", 0), (True, 0), 64):
         with pytest.raises(SpecError, match=r"KvCache\.windows: must be an int ≥ 0 for each of 2 layers"):
             KvCache(device, 2, 4, 2, 8, MAX_LEN, windows=windows)
     cache = KvCache(device, 1, 4, 2, 8, MAX_LEN, windows=(WINDOW,))
