@@ -108,9 +108,9 @@ def test_a_text_in_place_of_a_module_is_refused_and_targets_may_be_names() -> No
     module = parse(f"{HEAD}cp.async.commit_group;\n}}\n")
     assert requirements(module, "sm_120") == requirements(module, target("sm_120"))
     with pytest.raises(SpecError, match=r"requirements: must be a module, as parse makes it of a text \(got '\.v"):
-        requirements(HEAD)  # type: ignore[arg-type]
+        requirements(HEAD)
     with pytest.raises(SpecError, match=r"explain_load: must be a PTX text \(got None\)"):
-        explain_load(None, 13000, (9, 0))  # type: ignore[arg-type]
+        explain_load(None, 13000, (9, 0))
 
 
 def test_every_unknown_form_is_a_line() -> None:
