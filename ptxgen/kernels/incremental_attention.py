@@ -27,8 +27,8 @@ from ptxgen.parity import LIMITS, limit_of_types
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.digits import ElementDigits
 from ptxgen.products.readings import EXACT, digit_readings
-from ptxgen.products.wgmma import tokens as tiles
-from ptxgen.products.wgmma.elements import ElementTiles
+from ptxgen.products.wgmma.tokens import layout as tiles
+from ptxgen.products.wgmma.tokens.attention_output import ElementTiles
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
@@ -130,9 +130,11 @@ class IncrementalAttention(KernelType):
         {"n_keys": 3000}, {"seq_len": 37}, {"seq_len": 19}, {"n_keys": 3000, "q_factor": 60}, {"seq_len": 11},
     )  # fmt: skip
     unreported = {
-        r"/(l48_d80|l64_d8_h2)_.* arrival .*expect_tx": "does not matter: there are no more tiles, so no lane executes it",
+        r"/(l48_d80|l64_d8_h2)_.* arrival .*expect_tx": "does not matter: there are no more tiles, so no lane "
+        "executes it",
         r" barrier .*tickets_param": "does not matter: every record tells by itself whether it is there",
-        r"/(l48_d80|l64_d8_h2)_.* barrier .*%tile_next, %tile_next": "does not matter: so short a cache has no third tile",
+        r"/(l48_d80|l64_d8_h2)_.* barrier .*%tile_next, %tile_next": "does not matter: so short a cache has no "
+        "third tile",
         r"/(l48_d80|l64_d8_h2)_.* barrier .*%tile_next, %tile;": "the relaxed loads behind it may be flags",
     }
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = (

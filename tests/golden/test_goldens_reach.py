@@ -14,7 +14,7 @@ from tests.support import sweep
 from tests.tools.mutation_figures import unique
 from tests.tools.mutations import SpecSubject
 
-SECOND_TILE = "no CTA of a golden has a second tile (tests/products/test_faults.py has such shapes)"
+SECOND_TILE = "no CTA of a golden has a second tile (tests/products/wgmma/test_faults.py has such shapes)"
 SHORT = "k ends before the stages whose tokens are brought early (other goldens have longer k)"
 # What no trial executes: by golden and the first instruction of a run of lines, and why.
 UNREACHED = {
