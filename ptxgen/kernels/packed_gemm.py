@@ -96,8 +96,7 @@ class PackedGemm(PackedProduct):
         r"/n(34|40|44|52|60|64|66|140|256_k512)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens",
         r"/n256_k1152_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
-        r"/n(40|44|52|66|140|256_k512)_.* arrival .*%full_bell": "does not matter: k ends before the ring's "
-        "first wait",
+        r"/n(40|44|52|66|140|256_k512)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(52|56|64|66|76|78|88|512)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72|78)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all "
