@@ -6,6 +6,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.coded import CodedSoftmax
 from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.promoted import Promoted
 from ptxgen.attention.prefill.wgmma.registers import (
     HIGH_WORD,
     K_STEP_8,
@@ -43,6 +44,8 @@ class Consumer(ConsumerRegisters):
     def build(self, smem: Reg) -> None:
         """All of them; `smem` is where shared memory begins."""
         b = self.b
+        promoted = Promoted(b, self.tile, self.acc, self.sums[::2], smem) if self.tile.promoted else None
+        self.promoted = promoted
         with b.fragment("join", "this warp's part of the rows, and the matrix descriptors"):
             self.high = b.op("mov.b32", b.reg("descriptor_high", "b32"), HIGH_WORD)
             self.locate(smem)
@@ -60,9 +63,14 @@ class Consumer(ConsumerRegisters):
         self._queries(smem)
         self._tiles()
         self._products()
-        sums = [self.sums[2 * row : 2 * row + 2] for row in range(2)]
+        sums = [list(self.sums[2 * row : 2 * row + 2]) for row in range(2)]
         if not self.tile.turned:
             b.without("guess")
+        if promoted is not None:
+            promoted.build(self.step)
+            for row, carry in zip(sums, promoted.carry, strict=True):
+                row.append(carry)
+        b.expose(promotes=promoted and promoted.promotes, passes_early=self.tile.sums_stored > 0)
         self.softmax.build(self.start, [[*values, *more] for values, more in zip(self.rows, sums, strict=True)])
         self._pack()
 
@@ -117,6 +125,8 @@ class Consumer(ConsumerRegisters):
             self.softmax.clear()
             for value in (*self.acc, *self.sums):
                 b.op("mov.f32", value, 0.0)
+            if self.promoted is not None:
+                self.promoted.clear()
         if self.spec.fp8:
             with b.fragment("take_scales", "the scales of this thread's rows of q"):
                 self.softmax.take_scales(self._q_scales(smem))
@@ -236,7 +246,8 @@ class Consumer(ConsumerRegisters):
         if self.tile.turned:
             v = self.descriptor("v_matrix", self.v_low, step * K_STEP_8)
             op = f"wgmma.mma_async.sync.aligned.m64n{self.spec.dim + ONES}k{K_STEP_8}.f32.e5m2.e4m3"
-            b.op(op, (*self.acc, *self.sums), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1)
+            adds = self.promoted.goes_on if self.promoted is not None and step == 0 else 1
+            b.op(op, (*self.acc, *self.sums), tuple(self.packed[4 * step : 4 * step + 4]), v, adds, 1, 1)
             return
         v = self.descriptor("v_matrix", self.v_low, step * 2 * ROWS_8)
         op = f"wgmma.mma_async.sync.aligned.m64n{self.tile.width}k16.f32.{type}.{type}"
