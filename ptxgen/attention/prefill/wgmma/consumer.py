@@ -44,7 +44,9 @@ class Consumer(ConsumerRegisters):
     def build(self, smem: Reg) -> None:
         """All of them; `smem` is where shared memory begins."""
         b = self.b
-        promoted = Promoted(b, self.tile, self.acc, self.sums[::2], smem) if self.tile.promoted else None
+        promoted = (
+            Promoted(b, self.tile, self.acc, self.sums[::2], self.items.thread, smem) if self.tile.promoted else None
+        )
         self.promoted = promoted
         with b.fragment("join", "this warp's part of the rows, and the matrix descriptors"):
             self.high = b.op("mov.b32", b.reg("descriptor_high", "b32"), HIGH_WORD)

@@ -23,8 +23,10 @@ class Promoted:
     """Fragments `look_at_run`, `promote` and `join_sums`. `acc` are the accumulators of the output, `sums` one of each
     row's probabilities; `smem` is where shared memory begins."""
 
-    def __init__(self, b: Builder, tile: WgmmaTile, acc: Sequence[Reg], sums: Sequence[Reg], smem: Reg) -> None:
-        self.b, self.tile, self.smem = b, tile, smem
+    def __init__(
+        self, b: Builder, tile: WgmmaTile, acc: Sequence[Reg], sums: Sequence[Reg], thread: Reg, smem: Reg
+    ) -> None:
+        self.b, self.tile, self.thread, self.smem = b, tile, thread, smem
         self.acc, self.sums = acc, sums
         self.kept = b.array("total", "f32", tile.sums_kept) if tile.sums_kept else ()
         self.row_totals = b.array("row_total", "f32", len(sums))
@@ -92,8 +94,7 @@ class Promoted:
     def _place(self) -> Reg:
         """Where this thread's places begin; part of an open fragment. Not kept, as registers are scarce."""
         b = self.b
-        thread = b.op("mov.u32", scratch(b, "totals_thread", "u32"), b.special("tid.x"))
-        at: Reg = b.op("mad.lo.u32", scratch(b, "totals_at", "u32"), thread, CHUNK, self.smem)
+        at: Reg = b.op("mad.lo.u32", scratch(b, "totals_at", "u32"), self.thread, CHUNK, self.smem)
         return at
 
     def _offset(self, first: int) -> int:

@@ -27,9 +27,9 @@ MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
-MOST_TURNED = 4096  # keys of a cache whose products in 8 bits are added up by tensor cores alone, with some 14 bits
-MOST_ALONE = 512  # keys whose products they add up where a cache may hold more: then sums in f32 take them
-WIDEST_PROMOTED = 128  # the largest head_dim with room for these sums
+MOST_TURNED = 4096  # keys that a row may see where tensor cores alone add up products in 8 bits, with some 14 bits
+MOST_ALONE = 512  # keys that they add up where it may see more: then sums in f32 take these
+WIDEST_PROMOTED = 128  # the largest head_dim with room for such sums
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -122,7 +122,7 @@ class WgmmaTile:
 
     @property
     def tiles_alone(self) -> int:
-        """Tiles of keys whose products with V are added up in one accumulator: a power of two, at most MOST_ALONE keys."""
+        """Tiles of keys that one accumulator of the second product adds up: a power of two, MOST_ALONE keys at most."""
         return 1 << (MOST_ALONE // self.keys).bit_length() - 1
 
     @property
@@ -243,7 +243,7 @@ _TURNED: tuple[_Row, ...] = (
     (192, 2, 96, True, 72, 216, False),
 )
 # By the largest head_dim: registers of a consumer thread for sums in f32, so that none are spilled.
-_SUMS_KEPT = ((64, 32), (96, 28), (WIDEST_PROMOTED, 8))
+_SUMS_KEPT = ((64, 32), (96, 20), (WIDEST_PROMOTED, 8))
 
 
 @lru_cache(maxsize=64)
@@ -299,7 +299,7 @@ def _sees_many(prefill: Prefill) -> bool:
     """Whether a tile of rows may see more than MOST_TURNED keys."""
     seen, window = prefill.attention.cache.max_len, prefill.attention.variant.window
     if window:
-        seen = min(seen, window + 2 * ROWS * FEWEST)  # from the last row's to the first row's, in whole tiles
+        seen = min(seen, window + ROWS * FEWEST)  # with the rows between an item's first and last
     return seen > MOST_TURNED
 
 

@@ -1,0 +1,205 @@
+"""Prefill wholly in 8 bits where a row may see more than 4096 keys: sums in f32 of what tensor cores add up alone.
+
+The executor's wgmma adds up in f32, so results are those of the same kernel without these sums, but for rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import ExecutionError, generate
+from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.attention.prefill.wgmma.tile import MOST_ALONE, MOST_TURNED, promotes, wgmma_tile
+from ptxgen.kernel import KernelType
+from ptxgen.kernels import MultiHeadAttention
+from ptxgen.runtime import open_device
+from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target as parse_target
+from tests.attention.test_prefill_8_bits import E4M3, TARGET, attend, batch, spec
+from tests.support.marks import needs_assembler
+from tests.tools.mutations import deletions
+
+SHORT: dict[str, Any] = {**E4M3, "fp8": True, "max_len": MOST_TURNED}
+LONG = {**SHORT, "max_len": MOST_TURNED + 8}
+ROUNDING = 2e-3  # of outputs in bf16, whose sums differ in last bits
+
+
+def run(one: MultiHeadAttention, text: str, mode: str, given: dict[str, Any]) -> np.ndarray:
+    """`out` of a text on two CTAs."""
+    device = open_device("cpu", mode=mode)
+    held: dict[str, Any] = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
+    sizes = {**one.sizes, "n_tokens": len(given["q"])}
+    for param in one.params():
+        if param.access == "workspace":
+            held[param.name] = device.array(np.zeros(param.nbytes(sizes), np.uint8))
+    launch = one.launch(parse_target(TARGET))
+    entry = device.module(text)[one.kernel_name]
+    entry.launch(grid=2, block=launch.block, args=[held[p.name] for p in one.params()], shared=launch.shared)
+    out: np.ndarray = held["out"].numpy().astype(np.float64)
+    return out
+
+
+def arguments(one: MultiHeadAttention, kv_len: int, rising: float = 1.0) -> dict[str, Any]:
+    """Of 5 tokens; the first third of the keys, which come last, are `rising` times as large."""
+    given = one.example(np.random.default_rng(2), **{**one.sizes, "n_tokens": 5, "kv_len": kv_len})
+    k = given["k"].astype(np.float32)
+    k[..., : kv_len // 3, :] *= rising
+    given["k"] = k.astype(given["k"].dtype)
+    return given
+
+
+@cache
+def alone(kv_len: int, rising: float, head_dim: int, **fields: Any) -> np.ndarray:
+    """What the kernel without sums in f32 makes of them."""
+    one = spec(head_dim=head_dim, **SHORT, **fields)
+    assert not promotes(one.prefill)
+    return run(one, generate(one, TARGET).text, "fast", arguments(one, kv_len, rising))
+
+
+def difference(text: str | None, mode: str, kv_len: int, head_dim: int, rising: float = 1.0, **fields: Any) -> float:
+    """Of the kernel with sums in f32, or of a text in its place, from the one without."""
+    one = spec(head_dim=head_dim, **LONG, **fields)
+    assert promotes(one.prefill)
+    given = arguments(replace(one, max_len=MOST_TURNED), kv_len, rising)
+    for x in "kv":  # the same keys in a longer cache, behind which nothing may be read
+        room = np.full_like(given[x][..., : LONG["max_len"] - MOST_TURNED, :], np.nan)
+        given[x] = np.concatenate([given[x], room], axis=-2)
+    wanted = alone(kv_len, rising, head_dim, **fields)
+    got = run(one, text or generate(one, TARGET).text, mode, given)
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_sums_in_f32_change_nothing_but_rounding(head_dim: int, causal: bool) -> None:
+    """Around the ends of runs of tiles."""
+    for kv_len in (1, 127, 129, 383, 385, 511, 512, 513, 897, 1023, 1024, 1025, 1537, 4095, 4096):
+        assert difference(None, "fast", kv_len, head_dim, causal=causal) < ROUNDING
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("rising", [1.0, 6.0, 60.0])
+def test_maxima_that_are_raised_behind_sums(mode: str, head_dim: int, rising: float) -> None:
+    """Sums come to the scale of the new maxima when the next are added, or at the end."""
+    assert difference(None, mode, 1300, head_dim, rising) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"n_heads": 6}, {"window": 4000, "sinks": True}, {"layout": "heads", "indirect": True}, {"q_dtype": "f16"}],
+    ids=str,
+)
+def test_options(fields: dict[str, Any]) -> None:
+    assert difference(None, "check", 1100, 128 if "window" in fields else 64, **fields) < ROUNDING
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(3, 4097), (2, 4351), (33, 8191), (40, 8193)])
+def test_long_caches(head_dim: int, q_len: int, kv_len: int) -> None:
+    """Against float64, with NaN behind the last key."""
+    sizes = {"n_tokens": 40, "q_len": q_len, "kv_len": kv_len}
+    attend("fast", sizes, head_dim=head_dim, n_heads=2, n_kv_heads=1, **{**LONG, "max_len": 8200})
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_lengths_of_a_batch(head_dim: int) -> None:
+    """A CTA takes one after the other: sums of an item begin at zero."""
+    one = spec(head_dim=head_dim, batched=True, n_heads=2, n_kv_heads=1, **LONG)
+    lengths = [(1, 1), (0, 90), (3, 0), (2, 640), (130, 1200), (5, 65), (1, 2049), (2, 1025), (0, 0), (64, 513)]
+    given = batch(lengths, one)
+    sizes = given.pop("sizes")
+    trial(one, open_device("cpu", mode="check"), target=TARGET, arguments=given, **sizes).require()
+
+
+def test_tokens_of_several_tiles_of_rows() -> None:
+    """In pairs, too, the second of which leaves out tiles of keys."""
+    for mode in ("check", "random"):
+        attend(mode, {"n_tokens": 700, "q_len": 700, "kv_len": 1400}, head_dim=64, n_heads=2, n_kv_heads=1, **LONG)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "old", "new"),
+    [
+        (64, "setp.ne.u32 %goes_on, %run_place, 0;", "setp.eq.u32 %goes_on, %run_place, 0;"),
+        (64, "and.b32 %run_place, %step, 3;", "mov.b32 %run_place, 0;\n    setp.ne.u32 %goes_on, 0, 0;"),
+        (64, "    mul.f32 %carry0, %carry0, %correction0;\n", ""),
+        (64, "fma.rn.f32 %total2, %total2, %carry1, %acc2;", "fma.rn.f32 %total2, %total2, %carry0, %acc2;"),
+        (64, "fma.rn.f32 %acc31, %total31, %carry1, %acc31;", ""),
+        (64, "fma.rn.f32 %row_total1, %row_total1, %carry1, %sum2;", ""),
+        (128, "fma.rn.f32 %stored_total3, %stored_total3, %carry1, %acc63;", ""),
+        (128, "mul.f32 %carry1, %carry1, %correction1;", ""),
+    ],
+)
+def test_sums_that_are_put_wrong(head_dim: int, old: str, new: str) -> None:
+    text = generate(spec(head_dim=head_dim, **LONG), TARGET).text
+    assert old in text
+    assert not difference(text.replace(old, new), "fast", 1300, head_dim, 6.0) < 10 * ROUNDING
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_waits_that_matter(head_dim: int) -> None:
+    """Sums are read when products have come; of the tiles, for their slots and before they are read."""
+    text = generate(spec(head_dim=head_dim, **LONG), TARGET).text
+    words = ("wait_group", "box_empty", "k_full", "v_full")
+    matter = [m for m in deletions(text) if m.kind == "wait" and any(word in m.what for word in words)]
+    assert len(matter) >= 6
+    for mutation in matter:
+        with pytest.raises((ExecutionError, AssertionError)):
+            assert difference(mutation.text, "check", 1300, head_dim) < ROUNDING
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_places_of_sums(head_dim: int) -> None:
+    """A run of tiles has the keys that may be added up alone; sums have room, and registers for the others."""
+    tile = wgmma_tile(head_dim, fp8=True, turned=True, promoted=True)
+    assert MOST_ALONE // 2 < tile.tiles_alone * tile.keys <= MOST_ALONE
+    assert tile.tiles_alone & (tile.tiles_alone - 1) == 0, "a mask of steps"
+    assert tile.sums_kept + tile.sums_stored == head_dim // 2
+    assert tile.sums_stored % 4 == 0
+    assert tile.barriers_at == tile.sums_at + 4 * tile.sums_stored * (tile.threads - tile.producer_threads)
+    assert tile.shared_bytes <= 232448
+    assert not wgmma_tile(head_dim, fp8=True, turned=True).sums_stored
+
+
+@pytest.mark.parametrize(
+    ("fields", "promoted"),
+    [
+        ({}, True),
+        ({"max_len": MOST_TURNED}, False),
+        ({"max_len": 1 << 20}, True),
+        ({"max_len": 1 << 20, "batched": True}, True),
+        ({"max_len": 1 << 20, "window": 1024}, False),
+        ({"max_len": 1 << 20, "window": MOST_TURNED}, True),
+        ({"head_dim": 160}, False),
+    ],
+    ids=str,
+)
+def test_where_sums_are_in_f32(fields: dict[str, Any], promoted: bool) -> None:
+    one: KernelType = spec(**{**LONG, **fields})
+    assert promotes(one.prefill) is promoted
+
+
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"layout": "heads"},
+        {"batched": True},
+        {"batched": True, "causal": False, "n_heads": 2, "scale": 3.0},
+        {"n_heads": 6, "window": 4500, "sinks": True, "q_dtype": "f16"},
+        {"n_heads": 8, "causal": False, "indirect": True, "sinks": True, "programmatic": True, "lse": False},
+    ],
+    ids=str,
+)
+def test_nothing_is_spilled_and_no_product_waits_for_another(head_dim: int, more: dict[str, Any]) -> None:
+    made = assemble(generate(spec(head_dim=head_dim, **{**LONG, **more}), TARGET).text)
+    assert all(taken.clean for taken in made.resources.values()), made.resources
+    assert "serialized" not in made.log
