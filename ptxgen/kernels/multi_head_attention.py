@@ -93,12 +93,13 @@ class MultiHeadAttention(KernelType):
     int8 caches have k_scales, v_scales `[…, ceil(head_dim /
     32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
     its scale, and multiplied with the e4m3 keys directly: for random queries a row of the output is off by some 3 % in
-    the 2-norm. Where max_len is given and at most 4096, without pages and rings, probabilities are e5m2, too, and meet
-    the e4m3 values, which are first written by element to a workspace as large as V: a row is off by some 6 %, with
-    large queries 8 %, and lse by some 0.01, where one key has most of the weight by up to 0.13. `widened` (sm_90a,
-    head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are converted to 16
-    bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many tokens
-    (`fastest` decides); the output is that of such a cache.
+    the 2-norm. Where max_len is given, without pages and rings, probabilities are e5m2, too, and meet the e4m3 values,
+    which are first written by element to a workspace as large as V: a row is off by some 6 %, with large queries 8 %,
+    and lse by some 0.01, where one key has most of the weight by up to 0.13. Rows that may see more than 4096 keys (not
+    with head_dim 160 and 192, whose values stay as they are then) are added up in f32 every 512 keys at most, which has
+    not run on a GPU yet. `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits
+    that some token sees are converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the
+    same shape. It is for many tokens (`fastest` decides); the output is that of such a cache.
     """
 
     bundled_as = "prefill"
@@ -201,6 +202,7 @@ class MultiHeadAttention(KernelType):
         dict(
             head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, batched=True, page_size=16, fp8=True,
         ),
+        dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=4104, fp8=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, scale=24.0),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True, widened=True),
         dict(

@@ -74,20 +74,19 @@ def difference(text: str | None, mode: str, kv_len: int, head_dim: int, rising: 
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("head_dim", "causal"), [(32, True), (64, False), (96, True), (96, False), (128, True)])
 def test_sums_in_f32_change_nothing_but_rounding(head_dim: int, causal: bool) -> None:
     """Around the ends of runs of tiles."""
-    for kv_len in (1, 127, 129, 383, 385, 511, 512, 513, 897, 1023, 1024, 1025, 1537, 4095, 4096):
+    for kv_len in (1, 383, 385, 511, 512, 513, 1023, 1024, 1025, 4095, 4096):
         assert difference(None, "fast", kv_len, head_dim, causal=causal) < ROUNDING
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-@pytest.mark.parametrize("rising", [1.0, 6.0, 60.0])
-def test_maxima_that_are_raised_behind_sums(mode: str, head_dim: int, rising: float) -> None:
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_maxima_that_are_raised_behind_sums(mode: str, head_dim: int) -> None:
     """Sums come to the scale of the new maxima when the next are added, or at the end."""
-    assert difference(None, mode, 1300, head_dim, rising) < ROUNDING
+    for rising in (1.0, 6.0, 60.0):
+        assert difference(None, mode, 1300, head_dim, rising) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -126,23 +125,23 @@ def test_tokens_of_several_tiles_of_rows() -> None:
 @pytest.mark.parametrize(
     ("head_dim", "old", "new"),
     [
-        (64, "setp.ne.u32 %goes_on, %run_place, 0;", "setp.eq.u32 %goes_on, %run_place, 0;"),
-        (64, "and.b32 %run_place, %step, 3;", "mov.b32 %run_place, 0;\n    setp.ne.u32 %goes_on, 0, 0;"),
-        (64, "    mul.f32 %carry0, %carry0, %correction0;\n", ""),
-        (64, "fma.rn.f32 %total2, %total2, %carry1, %acc2;", "fma.rn.f32 %total2, %total2, %carry0, %acc2;"),
-        (64, "fma.rn.f32 %acc31, %total31, %carry1, %acc31;", ""),
-        (64, "fma.rn.f32 %row_total1, %row_total1, %carry1, %sum2;", ""),
-        (128, "fma.rn.f32 %stored_total3, %stored_total3, %carry1, %acc63;", ""),
-        (128, "mul.f32 %carry1, %carry1, %correction1;", ""),
+        (32, ", %v_matrix, %goes_on, 1, 1;", ", %v_matrix, 1, 1, 1;"),  # sums are added, but do not begin anew
+        (32, "@%goes_on bra $promote_careful_end;", "bra.uni $promote_careful_end;"),
+        (32, "    mul.f32 %carry0, %carry0, %correction0;\n", ""),
+        (32, "fma.rn.f32 %total2, %total2, %carry1, %acc2;", "fma.rn.f32 %total2, %total2, %carry0, %acc2;"),
+        (32, "fma.rn.f32 %acc15, %total15, %carry1, %acc15;", ""),
+        (32, "fma.rn.f32 %row_total1, %row_total1, %carry1, %sum2;", ""),
+        (96, "fma.rn.f32 %stored_total3, %stored_total3, %carry1, %acc47;", ""),
+        (96, "fma.rn.f32 %stored_total1, %stored_total1, %carry1, %sum2;", ""),
     ],
 )
 def test_sums_that_are_put_wrong(head_dim: int, old: str, new: str) -> None:
     text = generate(spec(head_dim=head_dim, **LONG), TARGET).text
     assert old in text
-    assert not difference(text.replace(old, new), "fast", 1300, head_dim, 6.0) < 10 * ROUNDING
+    assert not difference(text.replace(old, new), "fast", 1400, head_dim, 6.0) < 10 * ROUNDING
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [32, 96])
 def test_waits_that_matter(head_dim: int) -> None:
     """Sums are read when products have come; of the tiles, for their slots and before they are read."""
     text = generate(spec(head_dim=head_dim, **LONG), TARGET).text
@@ -162,7 +161,8 @@ def test_places_of_sums(head_dim: int) -> None:
     assert tile.tiles_alone & (tile.tiles_alone - 1) == 0, "a mask of steps"
     assert tile.sums_kept + tile.sums_stored == head_dim // 2
     assert tile.sums_stored % 4 == 0
-    assert tile.barriers_at == tile.sums_at + 4 * tile.sums_stored * (tile.threads - tile.producer_threads)
+    rows = 4 if tile.sums_stored else 0  # room for two sums of probabilities
+    assert tile.barriers_at == tile.sums_at + 4 * (tile.sums_stored + rows) * (tile.threads - tile.producer_threads)
     assert tile.shared_bytes <= 232448
     assert not wgmma_tile(head_dim, fp8=True, turned=True).sums_stored
 

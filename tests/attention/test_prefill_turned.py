@@ -135,7 +135,9 @@ def test_bits_that_are_made_of_scores() -> None:
     ("fields", "turned"),
     [
         ({"max_len": MOST_TURNED}, True),
-        ({"max_len": MOST_TURNED + 1}, False),
+        ({"max_len": MOST_TURNED + 1}, True),
+        ({"max_len": MOST_TURNED + 1, "head_dim": 160}, False),
+        ({"max_len": MOST_TURNED + 1, "head_dim": 160, "window": 1000}, True),
         ({}, False),
         ({"max_len": 200, "batched": True}, True),
         ({"max_len": 200, "batched": True, "page_size": 16}, False),
@@ -144,7 +146,9 @@ def test_bits_that_are_made_of_scores() -> None:
     ],
     ids=str,
 )
-def test_pages_rings_and_long_caches_keep_their_values_by_key(fields: dict[str, Any], turned: bool) -> None:
+def test_pages_rings_and_wide_rows_of_long_caches_keep_their_values_by_key(
+    fields: dict[str, Any], turned: bool
+) -> None:
     one = spec(**{**FP8, **fields})
     assert turns(one.prefill) is turned
     assert ("turned_v" in [p.name for p in one.params()]) is turned
@@ -166,7 +170,14 @@ def test_the_workspace_of_values(fields: dict[str, Any], sizes: dict[str, int], 
 
 
 @pytest.mark.parametrize(
-    "fields", [{"head_dim": 128, "max_len": 300}, {"head_dim": 64, "max_len": 300, "batched": True}], ids=str
+    "fields",
+    [
+        {"head_dim": 128, "max_len": 300},
+        {"head_dim": 64, "max_len": 300, "batched": True},
+        {"head_dim": 128, "max_len": 4104},
+        {"head_dim": 96, "max_len": 4104, "batched": True},
+    ],
+    ids=str,
 )
 def test_a_device_twice(device: Device, fields: dict[str, Any]) -> None:
     """Right, and the same bytes again."""

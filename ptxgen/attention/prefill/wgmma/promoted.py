@@ -29,7 +29,7 @@ class Promoted:
         self.b, self.tile, self.thread, self.smem = b, tile, thread, smem
         self.acc, self.sums = acc, sums
         self.kept = b.array("total", "f32", tile.sums_kept) if tile.sums_kept else ()
-        self.row_totals = b.array("row_total", "f32", len(sums))
+        self.row_totals = [] if tile.sums_stored else b.array("row_total", "f32", len(sums))  # else stored, too
         self.carry = b.array("carry", "f32", len(sums))  # what the sums are still to be multiplied by
         self.goes_on: Reg = b.reg("goes_on", "pred")  # the next product adds to the accumulators
 
@@ -41,7 +41,7 @@ class Promoted:
         if self.tile.sums_stored:
             at, zeros = self._place(), self._stored()
             clear(b, zeros)
-            for first in range(0, self.tile.sums_stored, AT_ONCE):
+            for first in range(0, self.tile.sums_stored + AT_ONCE, AT_ONCE):
                 store_words(b, at, zeros, self._offset(first), space="shared")
 
     def build(self, step: Reg) -> None:
@@ -68,23 +68,25 @@ class Promoted:
     def _add(self, *, into: bool) -> None:
         """Sums times their factors plus accumulators become these (`into`), or the sums; part of an open fragment."""
         b, count = self.b, len(self.kept)
-        for total, value, carry in zip(self.row_totals, self.sums, self.carry, strict=True):
-            b.op("fma.rn.f32", value if into else total, total, carry, value)
         self._add_some(self.kept, self.acc[:count], into=into)
         if not self.tile.sums_stored:
+            self._add_some(self.row_totals, self.sums, into=into)
             return
-        b.note("those in shared memory")
-        at, totals = self._place(), self._stored()
-        for first in range(0, self.tile.sums_stored, AT_ONCE):
-            b.note(f"from {self.acc[count + first].name} on", after=RUN)
-            load_words(b, totals, at, self._offset(first), space="shared")
-            self._add_some(totals, self.acc[count + first : count + first + AT_ONCE], into=into)
+        b.note("those in shared memory; the last are of probabilities")
+        at, stored = self._place(), self._stored()
+        places = [self.acc[first : first + AT_ONCE] for first in range(count, len(self.acc), AT_ONCE)]
+        for number, values in enumerate([*places, self.sums]):
+            b.note(f"{values[0].name} and those after it", after=RUN)
+            totals, offset = stored[: len(values)], self._offset(AT_ONCE * number)
+            load_words(b, totals, at, offset, space="shared")
+            self._add_some(totals, values, into=into)
             if not into:
-                store_words(b, at, totals, self._offset(first), space="shared")
+                store_words(b, at, totals, offset, space="shared")
 
     def _add_some(self, totals: Sequence[Reg], values: Sequence[Reg], *, into: bool) -> None:
+        rows = OF_ROW if len(values) > len(self.carry) else range(len(self.carry))
         for i, (total, value) in enumerate(zip(totals, values, strict=True)):
-            carry = self.carry[OF_ROW[i % len(OF_ROW)]]
+            carry = self.carry[rows[i % len(rows)]]
             self.b.op("fma.rn.f32", value if into else total, total, carry, value)
 
     def _stored(self) -> Sequence[Reg]:

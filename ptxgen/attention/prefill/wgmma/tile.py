@@ -144,7 +144,8 @@ class WgmmaTile:
     @property
     def barriers_at(self) -> int:
         """Where the mbarriers begin."""
-        return self.sums_at + 4 * self.sums_stored * WARPGROUP * self.warpgroups
+        stored = self.sums_stored + 4 if self.sums_stored else 0  # with those of probabilities
+        return self.sums_at + 4 * stored * WARPGROUP * self.warpgroups
 
     @property
     def barriers(self) -> int:
@@ -243,7 +244,7 @@ _TURNED: tuple[_Row, ...] = (
     (192, 2, 96, True, 72, 216, False),
 )
 # By the largest head_dim: registers of a consumer thread for sums in f32, so that none are spilled.
-_SUMS_KEPT = ((64, 32), (96, 20), (WIDEST_PROMOTED, 8))
+_SUMS_KEPT = ((64, 32), (96, 32), (WIDEST_PROMOTED, 12))
 
 
 @lru_cache(maxsize=64)
