@@ -27,6 +27,7 @@ T = TypeVar("T")
 MOST_PRINTED = 1 << 20  # bytes of what a kernel prints, or of an assembler's complaint, that are kept
 _NUMPY = {"_reconstruct", "_frombuffer", "ndarray", "dtype", "scalar"}  # what arrays are made of
 _PLAIN = {"complex", "set", "frozenset", "bytearray", "slice", "range"}
+_STARVED = ("bad_alloc", "LLVM ERROR: out of memory", "llocation failed")  # as C++ and LLVM say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _end(code: int, said: str, limits: Limits) -> str:
     last = said.strip().rpartition("\n")[2]
     if code == -getattr(signal, "SIGXCPU", 0):
         return f"more than {limits.cpu_seconds} s of CPU time are needed (Limits.cpu_seconds)"
-    if "memory" in last.lower() or "bad_alloc" in said:
+    if "memory" in last.lower() or any(sign in said for sign in _STARVED):
         return f"more than {limits.memory:,} bytes of memory are needed (Limits.memory)"
     how = f"by {signal.Signals(-code).name}" if -code in {int(s) for s in signal.Signals} else f"with code {code}"
     return f"the process ended {how}{f': {brief(last)}' if last else ''}"

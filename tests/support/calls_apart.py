@@ -57,6 +57,12 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def starve_as_llvm() -> None:
+    """As LLVM ends where it gets no memory."""
+    print("LLVM ERROR: out of memory\nBuffer allocation failed", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
 def forge() -> object:
     """Answer with what would run something where it is read."""
 
