@@ -15,7 +15,6 @@ import pytest
 from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.attention.prefill.wgmma.tile import MOST_ALONE, MOST_TURNED, promotes, wgmma_tile
-from ptxgen.kernel import KernelType
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import trial
@@ -181,7 +180,7 @@ def test_places_of_sums(head_dim: int) -> None:
     ids=str,
 )
 def test_where_sums_are_in_f32(fields: dict[str, Any], promoted: bool) -> None:
-    one: KernelType = spec(**{**LONG, **fields})
+    one = spec(**{**LONG, **fields})
     assert promotes(one.prefill) is promoted
 
 
