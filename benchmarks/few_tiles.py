@@ -1,4 +1,4 @@
-"""Tiles of PackedGemm for up to 64 tokens beside each other and cuBLAS: what `few_tiles.py` of the products knows.
+"""Tiles of PackedGemm for up to 64 tokens beside each other and cuBLAS: what `few_tokens.py` of the cost model knows.
 
     python -m benchmarks.few_tiles --seconds 60             measure on a GPU, print, append rows
     python -m benchmarks.few_tiles --how exact,scaled       only these ways to multiply
@@ -28,7 +28,7 @@ from benchmarks.report.schedule import as_there_is_time
 from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma.few_tiles import COSTS, candidates
+from ptxgen.products.wgmma.cost_model.few_tokens import COSTS, candidates
 
 SHAPES = (
     (2048, 2048), (3072, 2048), (16384, 2048), (2048, 8192), (4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096),

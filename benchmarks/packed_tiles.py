@@ -30,10 +30,10 @@ from ptxgen.dtypes import bf16
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
-from ptxgen.products.wgmma.tiles import SPLITS, cycles
-from ptxgen.products.wgmma.tokens import TOKENS
+from ptxgen.products.wgmma.cost_model.choice import SPLITS, cycles
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
+from ptxgen.products.wgmma.tokens.layout import TOKENS
 
 LARGEST = 1 << 16  # outputs of a matrix whose tiles are tried
 TILE_ROWS, SHARES = (64, 128, 192, 256), (1, 2, 4)

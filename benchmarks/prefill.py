@@ -30,7 +30,7 @@ from benchmarks.peers.prefill import Declined, Prepare, Ready, flashinfer, sdpa
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
 from benchmarks.report.sentence import in_a_sentence
-from ptxgen.attention.prefill import tiles
+from ptxgen.attention.prefill.loops import tiles
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from ptxgen.checks.names import Names
 from ptxgen.checks.operand import choose
-from ptxgen.errors import IsaError
+from ptxgen.errors import IsaError, SpecError, brief
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
 from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Variable, Vector, flat
 from ptxgen.nodes.sizes import parameter_bytes
 from ptxgen.targets import Target, driver_for_ptx, own_target, ptx_of_driver, target_of_capability
+from ptxgen.targets import target as parse_target
 
 IsaVersion = tuple[int, int]
 Because = tuple[int, str, str]
@@ -73,12 +74,14 @@ def _dotted(version: IsaVersion) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def requirements(module: Module, target: Target | None = None) -> Requirements:
+def requirements(module: Module, target: str | Target | None = None) -> Requirements:
     """The lowest PTX ISA version (on a target; default: the module's own) and target that all its lines accept.
 
     Raises `IsaError` with file, line and text for each instruction that the table does not know.
     """
-    where = target or own_target(module.targets)
+    if not isinstance(module, Module):
+        raise SpecError(f"requirements: must be a module, as parse makes it of a text (got {brief(module)})")
+    where = own_target(module.targets) if target is None else parse_target(target)
     first: dict[str, tuple[int, Demand]] = {}
     unknown: list[str] = []
     for line, word, demand in _demands(module, where, unknown):
@@ -203,6 +206,8 @@ def explain_load(text: str, driver_version: int, cc: tuple[int, int]) -> LoadVer
     The verdict's `.text` says that it loads, or every reason why not: PTX too new and the driver it needs, a suffix
     that binds it to another GPU, a GPU too old. Raises `IsaError` when the text has no `.version` and `.target`.
     """
+    if not isinstance(text, str):
+        raise SpecError(f"explain_load: must be a PTX text (got {brief(text)})")
     head = _HEAD.search(text)
     if head is None:
         raise IsaError("a module begins with .version and .target sm_NN")

@@ -135,8 +135,8 @@ def open_random(
     config: Mapping[str, Any], weights: str, max_len: int, device: Device, kv_dtype: str = "f16", **options: Any
 ) -> Model:
     """A `Model` with random weights, its cache full of random values; `options` are its constructor's."""
-    from ptxgen.models.decode import step_program
     from ptxgen.models.packing import formats_of
+    from ptxgen.models.step.decode import step_program
     from ptxgen.runtime import Model
 
     source = random_model(config, weights, max_len)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
 from ptxgen.models.arena import ALIGN, plan_arena
-from ptxgen.models.decode import step_program
 from ptxgen.models.packing import WeightSource, formats_of, packed
 from ptxgen.models.program import Op, Program, Ref
+from ptxgen.models.step.decode import step_program
 from ptxgen.targets import Target, driver_for_ptx
 from ptxgen.targets import target as parse_target
 from ptxgen.views.manifest import driver_text, parameter_layout

@@ -27,8 +27,8 @@ from ptxgen.parity import LIMITS, limit_of_types
 from ptxgen.products.few import layout as few_layout
 from ptxgen.products.few.digits import ElementDigits
 from ptxgen.products.readings import EXACT, digit_readings
-from ptxgen.products.wgmma import tokens as tiles
-from ptxgen.products.wgmma.elements import ElementTiles
+from ptxgen.products.wgmma.tokens import layout as tiles
+from ptxgen.products.wgmma.tokens.attention_output import ElementTiles
 from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.prefill import example, tiles
+from ptxgen.attention.prefill import example
 from ptxgen.attention.prefill.contract import Prefill, problem_rules
-from ptxgen.attention.prefill.simt import SimtLoop
-from ptxgen.attention.prefill.tensor import TensorLoop
+from ptxgen.attention.prefill.loops import tiles
+from ptxgen.attention.prefill.loops.mma.loop import TensorLoop
+from ptxgen.attention.prefill.loops.simt import SimtLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
 from ptxgen.attention.prefill.wgmma.tile import (
     CHIP_SMS,
@@ -25,9 +26,9 @@ from ptxgen.attention.prefill.wgmma.tile import (
     tile_of,
     turns,
 )
-from ptxgen.attention.prefill.wgmma.turned import turned_values
-from ptxgen.attention.prefill.wgmma.widened import counters
-from ptxgen.attention.prefill.wgmma.worth import is_worth_it
+from ptxgen.attention.prefill.wgmma.workspace.rows_16bit import counters
+from ptxgen.attention.prefill.wgmma.workspace.transposed_values import turned_values
+from ptxgen.attention.prefill.wgmma.workspace.worth import is_worth_it
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32, u32

@@ -15,9 +15,9 @@ from ptxgen.parity import LIMITS
 from ptxgen.products.example import normed
 from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
-from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.packing import OWN, PackedRows, Packing
-from ptxgen.products.wgmma.scaled_packing import RowPacking, ScaledPacking
+from ptxgen.products.wgmma.tokens import layout
+from ptxgen.products.wgmma.tokens.packing import OWN, PackedRows, Packing
+from ptxgen.products.wgmma.tokens.scaled_packing import RowPacking, ScaledPacking
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ class PackTokens(PackedRows):
     `by_row`: out in f16 is x / scale. It is one number ("fast") or two ("exact"); these add up to 22 bits of x down to
     2^-17 of a row's largest, and smaller elements have errors within 2^-39 of the largest. scales f32 `[…, 1, tokens]`
     are powers of two that make a row's largest, except NaN, 2^14 to 2^15. sums f16 `[…, units of 256 columns, 2,
-    tokens, 8]` are those of every 32 columns (`ptxgen.products.wgmma.tokens`).
+    tokens, 8]` are those of every 32 columns (`ptxgen.products.wgmma.tokens.layout`).
     """
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
@@ -62,9 +62,9 @@ class PackTokens(PackedRows):
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("dim", self.dim, 1, 1 << 17)
-        yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
+        yield from rules.one_of("tokens", self.tokens, layout.TOKENS)
         yield from rules.one_of("dtype", self.dtype.name, ("bf16", "f16", "e4m3"))
-        yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
+        yield from rules.one_of("precision", self.precision, tuple(layout.DIGITS))
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
@@ -75,7 +75,7 @@ class PackTokens(PackedRows):
             yield f"by_row: is for f16 (got dtype={self.dtype.name}; nearest: dtype=f16)"
         if self.precision == "exact" and self.dtype != bf16 and not self.by_row:
             yield f"dtype: exact digits are bf16 (got {self.dtype.name}; nearest: bf16)"
-        yield from rules.one_of("group", self.group, packed.SCALE_GROUPS)
+        yield from rules.one_of("group", self.group, layout.SCALE_GROUPS)
         if self.group and self.dtype != e4m3:
             yield f"group: must be 0 with dtype {self.dtype}, which has no scales of blocks (got {self.group})"
 
@@ -90,13 +90,13 @@ class PackTokens(PackedRows):
         out = [buffer("x", self.src_dtype, "rows", self.dim, align=source)]
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=wide))
-        tiles = packed.shape(self.dim, self.tokens, self.digits, self.dtype)
+        tiles = layout.shape(self.dim, self.tokens, self.digits, self.dtype)
         out.append(buffer("out", self.dtype, *tiles, access="out", align=128))
         if self.scaled:
-            scales = packed.scale_shape(self.dim, self.tokens, self.group)
+            scales = layout.scale_shape(self.dim, self.tokens, self.group)
             out.append(buffer("scales", f32, *scales, access="out", align=16))
         if self.by_row:
-            out.append(buffer("sums", f16, *packed.sum_shape(self.dim, self.tokens), access="out", align=16))
+            out.append(buffer("sums", f16, *layout.sum_shape(self.dim, self.tokens), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -137,7 +137,7 @@ class PackTokens(PackedRows):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         given: dict[str, Any] = {"n_rows": n_rows_given(sizes, self.indirect)}
         if self.group:
-            given["x"] = packed.uneven(rng, sizes["rows"], self.dim, self.group).astype(self.src_dtype.numpy)
+            given["x"] = layout.uneven(rng, sizes["rows"], self.dim, self.group).astype(self.src_dtype.numpy)
         return given
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
@@ -149,14 +149,14 @@ class PackTokens(PackedRows):
             x = normed(x, self.eps, self.norm_offset, a["norm_weight"])
         out, tiles = np.array(a["out"]), -(-count // self.tokens)
         if self.by_row:
-            found = packed.pack_by_row(x.astype(np.float32), self.tokens, self.digits)
+            found = layout.pack_by_row(x.astype(np.float32), self.tokens, self.digits)
             given = {"out": out, "scales": np.array(a["scales"]), "sums": np.array(a["sums"])}
             for array, rows in zip(given.values(), found, strict=True):
                 array[:tiles] = rows
             return given
         if self.scaled:
             scales = np.array(a["scales"])
-            out[:tiles], scales[:tiles] = packed.pack_scaled(x.astype(np.float32), self.tokens, self.dtype, self.group)
+            out[:tiles], scales[:tiles] = layout.pack_scaled(x.astype(np.float32), self.tokens, self.dtype, self.group)
             return {"out": out, "scales": scales}
-        out[:tiles] = packed.pack(x.astype(np.float32), self.tokens, self.dtype, self.digits)
+        out[:tiles] = layout.pack(x.astype(np.float32), self.tokens, self.dtype, self.digits)
         return {"out": out}

@@ -12,28 +12,28 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.example import drawn_weight, multiplied
 from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
-from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.blocks import BlockMultiplier
-from ptxgen.products.wgmma.carried import CarriedResults, Carrier
-from ptxgen.products.wgmma.codes import CodeMultiplier
-from ptxgen.products.wgmma.elected import ElectedCopier, elects
-from ptxgen.products.wgmma.exchange import Exchange
-from ptxgen.products.wgmma.factors import FactoredMultiplier, FactorFinder
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
-from ptxgen.products.wgmma.lanes import LaneCopier
-from ptxgen.products.wgmma.multiply import Multiplier
-from ptxgen.products.wgmma.norms import NormedResults, Roots, squares, squares_shape
-from ptxgen.products.wgmma.passing import Passing
+from ptxgen.products.wgmma.epilogue.carried import CarriedResults, Carrier
+from ptxgen.products.wgmma.epilogue.norms import NormedResults, Roots, squares, squares_shape
+from ptxgen.products.wgmma.epilogue.results import Results
+from ptxgen.products.wgmma.epilogue.results_16bit import HalfResults, HalfTiles
+from ptxgen.products.wgmma.mainloop.codes import CodeMultiplier
+from ptxgen.products.wgmma.mainloop.multiplier import Multiplier
+from ptxgen.products.wgmma.mainloop.promoted import PromotedMultiplier
+from ptxgen.products.wgmma.mainloop.scaled import ScaledMultiplier, products_out_of_range
+from ptxgen.products.wgmma.mainloop.skipped_tiles import Passing
+from ptxgen.products.wgmma.mainloop.token_block_scales import FactoredMultiplier, FactorFinder
+from ptxgen.products.wgmma.mainloop.weight_block_scales import BlockMultiplier
+from ptxgen.products.wgmma.producer.all_lanes import LaneCopier
+from ptxgen.products.wgmma.producer.elected_lane import ElectedCopier, elects
 from ptxgen.products.wgmma.product import PackedProduct
-from ptxgen.products.wgmma.promoted import PromotedMultiplier
-from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.rules import field_rules, fit_rules
-from ptxgen.products.wgmma.scaled import ScaledMultiplier, products_out_of_range
-from ptxgen.products.wgmma.slices import Slices
-from ptxgen.products.wgmma.streams import Streams
+from ptxgen.products.wgmma.split_k.cluster import Exchange
+from ptxgen.products.wgmma.split_k.sliced import Slices
+from ptxgen.products.wgmma.split_k.stream import Streams
 from ptxgen.products.wgmma.tasks import Tasks
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tokens import layout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,24 +191,24 @@ class PackedGemm(PackedProduct):
         """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
         fields, and so `tile_rows`, `split`, `share`, `stream`, `slices`, `carried`, `evict_first`, `last_tiles`.
         PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
-        from ptxgen.products.wgmma.tiles import best
+        from ptxgen.products.wgmma.cost_model.choice import best
 
         return best(cls, fields, rows)
 
     def params(self) -> tuple[Param, ...]:
         kind, wide, at = self.kind, 16 if self.n % 4 == 0 else 4, Geometry.of(self)
-        out = [buffer("x", self.x_dtype, *packed.shape(self.k, self.tokens, self.digits, self.x_dtype), align=128)]
+        out = [buffer("x", self.x_dtype, *layout.shape(self.k, self.tokens, self.digits, self.x_dtype), align=128)]
         if self.scaled or self.by_row:
-            scales = packed.scale_shape(self.k, self.tokens, self.x_group)
+            scales = layout.scale_shape(self.k, self.tokens, self.x_group)
             doc = "powers of four, or 0: another scale gives wrong results" if self.by_block else ""
             out.append(buffer("x_scales", f32, *scales, align=16, doc=doc))
         if self.beside == "x_sums":
-            out.append(buffer("x_sums", f16, *packed.sum_shape(self.k, self.tokens), align=16))
+            out.append(buffer("x_sums", f16, *layout.sum_shape(self.k, self.tokens), align=16))
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=wide))
         if self.packed_out:
-            tiles = packed.shape(self.n, self.tokens, self.digits)
+            tiles = layout.shape(self.n, self.tokens, self.digits)
             out.append(buffer("out", self.x_dtype, *tiles, access="out", align=128))
         else:
             align = wide * self.out_dtype.bytes // f32.bytes
@@ -218,7 +218,7 @@ class PackedGemm(PackedProduct):
             out.append(buffer("squares", f32, *squares_shape(self.k), align=16))
         if self.norm_out:
             out.append(buffer("norm_weight", f32, self.n, align=wide))
-            tiles = packed.shape(self.n, self.tokens, self.digits)
+            tiles = layout.shape(self.n, self.tokens, self.digits)
             out.append(buffer("digits", bf16, *tiles, access="out", align=128))
             out.append(buffer("out_squares", f32, *squares_shape(self.n), access="out", align=16))
         if self.stream:
@@ -309,17 +309,17 @@ class PackedGemm(PackedProduct):
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
         if self.by_block:
-            x = packed.uneven(rng, sizes["rows"], self.k, self.x_group)
+            x = layout.uneven(rng, sizes["rows"], self.k, self.x_group)
         else:
             x = rng.standard_normal((sizes["rows"], self.k), np.float32)
         if self.scaled:
-            tiles, scales = packed.pack_scaled(x, self.tokens, self.x_dtype, self.x_group)
+            tiles, scales = layout.pack_scaled(x, self.tokens, self.x_dtype, self.x_group)
             given = {"x": tiles, "x_scales": scales}
         elif self.by_row:
-            tiles, scales, sums = packed.pack_by_row(x, self.tokens, self.digits)
+            tiles, scales, sums = layout.pack_by_row(x, self.tokens, self.digits)
             given = {"x": tiles, "x_scales": scales} | ({"x_sums": sums} if self.beside else {})
         else:
-            given = {"x": packed.pack(x, self.tokens, self.x_dtype, self.digits)}
+            given = {"x": layout.pack(x, self.tokens, self.x_dtype, self.digits)}
         if self.norm:
             given["squares"] = squares(x / rng.uniform(0.5, 2.0, self.k).astype(np.float32))
         return given | {"weight": weight, "n_rows": n_rows_given(sizes, self.indirect)}
@@ -329,12 +329,12 @@ class PackedGemm(PackedProduct):
 
         count = rows_of(a)
         scales = a["x_scales"] if self.scaled or self.by_row else None
-        if self.by_block and (wrong := packed.no_power_of_four(a["x_scales"], count, self.k // self.x_group)):
+        if self.by_block and (wrong := layout.no_power_of_four(a["x_scales"], count, self.k // self.x_group)):
             raise SpecError(f"PackedGemm.x_scales: must be powers of four, or 0 (got {wrong})")
         if self.by_block and (wrong := products_out_of_range(self, a["x_scales"], a["weight"], count)):
             limits = "must be 0, or at least 2^-126 and below 2^128"
             raise SpecError(f"PackedGemm.x_scales: times the weights' {limits} ({wrong})")
-        x = packed.unpack(a["x"], count, self.k, scales, apart=self.by_row)
+        x = layout.unpack(a["x"], count, self.k, scales, apart=self.by_row)
         if self.norm:
             total = a["squares"][:count].astype(np.float64).sum(1, keepdims=True)
             x = x / np.sqrt(total / self.k + self.eps)
@@ -342,7 +342,7 @@ class PackedGemm(PackedProduct):
         out = a["out"].copy()
         if self.packed_out:
             tiles = -(-count // self.tokens)
-            out[:tiles] = packed.pack(y.astype(np.float32), self.tokens, self.x_dtype, self.digits)
+            out[:tiles] = layout.pack(y.astype(np.float32), self.tokens, self.x_dtype, self.digits)
             return {"out": out}
         out[:count] = (y + out[:count].astype(np.float64) if self.residual else y).astype(self.out_dtype.numpy)
         return {"out": out, **(self._beside(out[:count], a) if self.norm_out else {})}
@@ -353,9 +353,9 @@ class PackedGemm(PackedProduct):
 
         gains = a["norm_weight"] + np.float32(self.norm_offset)
         digits, squared = a["digits"].copy(), a["out_squares"].copy()
-        part = packed.pack(rows * gains, self.tokens, bf16, self.digits)
+        part = layout.pack(rows * gains, self.tokens, bf16, self.digits)
         every = np.ones((len(part) * self.tokens, self.n), np.float32)
-        written = packed.pack(every, self.tokens, bf16, self.digits)[:, :, :1].astype(bool)
+        written = layout.pack(every, self.tokens, bf16, self.digits)[:, :, :1].astype(bool)
         digits[: len(part)] = np.where(written, part, digits[: len(part)])
         squared[: len(rows)] = squares(rows)
         return {"digits": digits, "out_squares": squared}

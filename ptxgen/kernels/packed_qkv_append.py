@@ -12,7 +12,7 @@ from ptxgen.kernels.packed_gemm import PackedGemm
 from ptxgen.parity import LIMITS
 from ptxgen.products.heads import HEADS
 from ptxgen.products.qkv_append import AppendedProduct
-from ptxgen.products.wgmma.heads import HeadResults
+from ptxgen.products.wgmma.epilogue.qkv_append import HeadResults
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
 

@@ -1,7 +1,7 @@
 """The attention of a layer as kernels: specs from what the model says of it, and small Programs of these alone.
 
 Whoever launches attention outside of a whole step (`Executor`, KV caches, torch's operators) has it from here; whole
-steps (`decode.py`) take their fields from here.
+steps (`step/decode.py`) take their fields from here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.kernel import KernelType, find_kernel_type
 from ptxgen.launch import Param, evaluate
-from ptxgen.models import LayerKind, ModelShape
+from ptxgen.models.config.shape import LayerKind, ModelShape
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.targets import Target
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ptxgen.dtypes import dtype, f16, s8
 from ptxgen.errors import SpecError
-from ptxgen.models import LayerKind, ModelShape
+from ptxgen.models.config.shape import LayerKind, ModelShape
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS, ring_rows
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ptxgen.kernel import spec_error, supports
 from ptxgen.models.arena import plan_arena
-from ptxgen.models.decode import step_program
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
+from ptxgen.models.step.decode import step_program
 from ptxgen.targets import target as parse_target
 
 CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")

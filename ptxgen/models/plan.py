@@ -1,5 +1,5 @@
 """Which kernels a model needs: those of its Programs, with the layers that they serve. No kernel code, no choice of its
-own: attention alone is what `attention.py` says, a whole step what `decode.py` says.
+own: attention alone is what `attention.py` says, a whole step what `step/decode.py` says.
 
 Layers that differ in window or RoPE get kernels of their own; equal specs are one kernel.
 """
@@ -14,12 +14,12 @@ from typing import Any
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType, find_kernel_type, supports
-from ptxgen.models import LayerKind, ModelShape
 from ptxgen.models.attention import Attention, program_of
 from ptxgen.models.caches import CacheForm
-from ptxgen.models.decode import STEPS, step_program
+from ptxgen.models.config.shape import LayerKind, ModelShape
 from ptxgen.models.program import Program
 from ptxgen.models.spec import ModelSpec
+from ptxgen.models.step.decode import STEPS, step_program
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 

@@ -1,8 +1,8 @@
 """`Program`: a step of a model as data. Tensors by name, and ops in the order in which they run; no memory, no device.
 
-Everything reads this one value: generation, the arena, the launches of a step, the profile, the export. `decode.py`
-makes it from a model. A mixture of experts needs nothing new here: its weights are one matrix whose `parts` are the
-experts' rows, and which of them a product reads is a tensor of its own, an operand of the kernel.
+Everything reads this one value: generation, the arena, the launches of a step, the profile, the export. `step/` makes
+it from a model. A mixture of experts needs nothing new here: its weights are one matrix whose `parts` are the experts'
+rows, and which of them a product reads is a tensor of its own, an operand of the kernel.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ptxgen.errors import SpecError, brief
 from ptxgen.files.jsonfields import Fields
-from ptxgen.models import LayerKind, ModelShape, config_fields, model_shape, read_config
-from ptxgen.models.keys import MODEL, check
+from ptxgen.models.config.fields import config_fields, read_config
+from ptxgen.models.config.keys import MODEL, check
+from ptxgen.models.config.reader import model_shape
+from ptxgen.models.config.shape import LayerKind, ModelShape
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
@@ -54,7 +56,7 @@ class Block:
 
     @property
     def keys(self) -> frozenset[str]:
-        """What of `ptxgen.models.keys.MODEL` it reads."""
+        """What of `ptxgen.models.config.keys.MODEL` it reads."""
         switched = {"attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
         found = {key for key, on in switched.items() if on}
         return frozenset(found | ({"final_logit_softcapping"} if self.soft_capped else set()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import ConfigWarning, SpecError
-from ptxgen.models import load_config
+from ptxgen.models.config.reader import load_config
 from ptxgen.models.plan import plan
 
 

@@ -1,5 +1,5 @@
 """What attention makes of a token into the rows that the product behind it reads, four columns a call. Owns no layout:
-that is a class of `few/digits.py` or `wgmma/elements.py`."""
+that is a class of `few/digits.py` or `wgmma/tokens/attention_output.py`."""
 
 from __future__ import annotations
 

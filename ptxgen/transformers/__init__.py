@@ -21,7 +21,7 @@ def install() -> None:
     windows, soft caps, sinks and padding on the left; also under `torch.compile(fullgraph=True)` and in CUDA graphs.
     What the kernels cannot (another mask, dropout, gradients, a head size that is no multiple of 8) runs through sdpa,
     or where that lacks soft caps and sinks in plain torch, and one warning names the reason. Models that choose among
-    attention classes of their own (Falcon, GPT-J) are a `ValueError`. Calling it again changes nothing. Raises
+    attention classes of their own (Falcon, GPT-Neo) are a `ValueError`. Calling it again changes nothing. Raises
     `ImportError` with the extra to install where torch or transformers is missing.
     """
     try:

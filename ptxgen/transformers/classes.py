@@ -15,7 +15,7 @@ NAMED = "_ATTENTION_CLASSES"  # how transformers' modules call these tables
 
 
 def refuse_by_name(name: str) -> None:
-    """Have such models (Falcon, GPT-J, GPT-Neo, Bark) raise a `ValueError` where `attn_implementation` is `name`, which
+    """Have such models (Falcon, GPT-Neo, Bark) raise a `ValueError` where `attn_implementation` is `name`, which
     is Python's KeyError otherwise. Calling it again changes nothing."""
     checked = PreTrainedModel.get_correct_attn_implementation
     if getattr(checked, "names", None) == name:

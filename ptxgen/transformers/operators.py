@@ -201,21 +201,8 @@ def _decode(
     repeat_of = partial(_repeat, device, rest, scalars, 0 if pitch == rows else batch * key.shape[1] * pitch * dim)
     if (launched := again(site, tensors, scalars)) is not None:
         return repeat_of(launched)
-    spec = made(
-        IncrementalAttention,
-        max_len=max_len,
-        head_dim=dim,
-        n_heads=heads,
-        n_kv_heads=key.shape[1],
-        q_dtype=_kind(query),
-        kv_dtype=_kind(key),
-        batched=True,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=min(window, max_len),
-        sinks=sinks is not None,
-        strided=width != 1,
-    )
+    options = {"scale": scale, "soft_cap": soft_cap, "window": min(window, max_len), "sinks": sinks is not None}
+    spec = _decode_spec(query, key, max_len, strided=width != 1, **options)
     tensors[1:3] = whole(key, pitch), whole(value, pitch)
     names = ["q", "k_cache", "v_cache", "out", *(["sinks"] if sinks is not None else [])]
     names += ["seq_lens"] if width == 1 else ["starts", "seq_lens"]
@@ -230,6 +217,21 @@ def _decode(
         launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": pitch}, growing)
     remember(site, launched)
     return repeat_of(launched)
+
+
+def _decode_spec(query: Tensor, key: Tensor, max_len: int, **options: Any) -> IncrementalAttention:
+    """The kernel for one query a sequence."""
+    return made(
+        IncrementalAttention,
+        max_len=max_len,
+        head_dim=query.shape[3],
+        n_heads=query.shape[1],
+        n_kv_heads=key.shape[1],
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        batched=True,
+        **options,
+    )
 
 
 def _repeat(

@@ -264,7 +264,7 @@ class WeightFormat(ABC):
         `offset_fragment`, () where there are no mins."""
         raise NotImplementedError(self.name)
 
-    # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.codes` -----------------------
+    # -- one lane, where tokens are f16 in units of their rows: `ptxgen.products.wgmma.mainloop.codes` --------------
 
     # f16 numbers that add up to a code times its integer scale, or to a code where that has none; 0: unknown
     code_digits: ClassVar[int] = 0

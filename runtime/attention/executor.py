@@ -36,8 +36,8 @@ class Executor:
 
     `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's. `max_chunks` is how many parts `flash_decoding`
     cuts a cache into at most; `options` are those of `IncrementalAttention`: scale, soft_cap, window. `windows`: a
-    window for each layer in place of one for all (0: none), whose layers keep rings of the latest positions alone, with
-    room for chunks of `appended` rows; longer ones go in parts.
+    window for each layer in place of one for all (0, or as long as the cache: none), whose layers keep rings of the
+    latest positions alone, with room for chunks of `appended` rows; longer ones go in parts.
 
     In a graph, record with `stream=graph.stream` and call `step` before each replay that appends, `publish` before one
     that only attends: positions and lengths then come from device memory (`positions`, `lengths`, one per layer), which

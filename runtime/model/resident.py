@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.models.persistent import MOST_SHARED, persistent
-from ptxgen.models.persistent_lacks import refusal
+from ptxgen.models.persistent.refusals import refusal
+from ptxgen.models.persistent.step import MOST_SHARED, persistent
 from ptxgen.models.program import Program
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from ptxgen.models import ModelShape
 from ptxgen.models.memory_plan import positions_at_once
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
-from ptxgen.models.prompt_steps import apart_from, steps_of
-from ptxgen.models.row_forms import PRECISIONS
+from ptxgen.models.step.prompt_steps import apart_from, steps_of
+from ptxgen.models.step.row_forms import PRECISIONS
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import cache_dtype, flags, within

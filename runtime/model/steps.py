@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError
 from ptxgen.models.arena import plan_arena
-from ptxgen.models.decode import step_program
-from ptxgen.models.fitted import fitted
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
+from ptxgen.models.step.decode import step_program
+from ptxgen.models.step.fitted import fitted
 from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache

@@ -9,7 +9,8 @@ import pytest
 
 from ptxgen import ExecutionError, SpecError, generate, supports
 from ptxgen.assembler import assemble
-from ptxgen.attention.prefill import tiles
+from ptxgen.attention.prefill import copies
+from ptxgen.attention.prefill.loops import tiles
 from ptxgen.attention.reference import in_pages
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
@@ -399,6 +400,6 @@ def test_every_tile_fits_its_target(target: str) -> None:
 def test_rows_in_shared_memory_never_share_banks() -> None:
     """Eight rows at one column: eight different groups of four banks."""
     for nbytes in range(16, 2049, 16):
-        step = tiles.pitch(nbytes) // 16
+        step = copies.pitch(nbytes) // 16
         assert len({row * step % 8 for row in range(8)}) == 8
-        assert nbytes <= tiles.pitch(nbytes) <= nbytes + 16
+        assert nbytes <= copies.pitch(nbytes) <= nbytes + 16

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, generate
-from ptxgen.attention.prefill.wgmma.coded import BELOW, ONE, STEPS, TOP
+from ptxgen.attention.prefill.wgmma.consumer.softmax_e5m2 import BELOW, ONE, STEPS, TOP
 from ptxgen.attention.prefill.wgmma.tile import MOST_TURNED, SWIZZLED_ROW, turns, wgmma_tile
-from ptxgen.attention.prefill.wgmma.turned import GROUP, KEYS_IN_ORDER, Lanes
+from ptxgen.attention.prefill.wgmma.workspace.transposed_values import GROUP, KEYS_IN_ORDER, Lanes
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial

@@ -19,9 +19,9 @@ from benchmarks.report import rows
 from benchmarks.report.rows import Run
 from benchmarks.steps import our_steps
 from benchmarks.steps.our_steps import Ours
-from ptxgen.models.decode import step_program
 from ptxgen.models.files import open_model
 from ptxgen.models.packing import formats_of
+from ptxgen.models.step.decode import step_program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 

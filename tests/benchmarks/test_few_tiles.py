@@ -13,7 +13,7 @@ from benchmarks.report.rows import load
 from ptxgen.dtypes import bf16
 from ptxgen.kernel import supports
 from ptxgen.kernels import PackedGemm
-from ptxgen.products.wgmma.few_tiles import COSTS
+from ptxgen.products.wgmma.cost_model.few_tokens import COSTS
 
 RUNS = (
     "c41d7e90a3b2",

@@ -6,7 +6,7 @@ from benchmarks.packed_products import TARGET
 from benchmarks.packed_tiles import LIKELIEST, cases, choices, table
 from ptxgen.generator import generate
 from ptxgen.kernel import supports
-from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.tiling.geometry import Geometry
 
 
 def test_every_case_has_tiles_that_differ() -> None:

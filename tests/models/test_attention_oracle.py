@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ptxgen.models import model_shape
-from ptxgen.models.families import FAMILIES
+from ptxgen.models.config.families import FAMILIES
 from ptxgen.models.plan import plan
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial

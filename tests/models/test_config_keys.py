@@ -13,9 +13,10 @@ from ptxgen import SpecError
 from ptxgen.cli._main import invoke
 from ptxgen.errors import ConfigWarning
 from ptxgen.files.jsonfields import Fields
-from ptxgen.models import KvScheme, keys, model_shape
-from ptxgen.models.families import FAMILIES
-from ptxgen.models.rope import SCALINGS
+from ptxgen.models import KvScheme, model_shape
+from ptxgen.models.config import keys
+from ptxgen.models.config.families import FAMILIES
+from ptxgen.models.config.rope import SCALINGS
 from ptxgen.models.spec import model_spec
 from ptxgen.models.survey import Verdict, survey
 from tests.support.models.config_cases import (
@@ -204,7 +205,7 @@ def test_a_family_reads_the_keys_that_it_says_and_no_others(monkeypatch: pytest.
     def spied(values: Any, source: str, *names: Any) -> Fields:
         return Fields(Spied(values) if names else values, source, *names)
 
-    monkeypatch.setattr("ptxgen.models.Fields", spied)
+    monkeypatch.setattr("ptxgen.models.config.fields.Fields", spied)
     read: dict[str, set[str]] = {}
     for config, max_len in CASES.values():
         seen.clear()

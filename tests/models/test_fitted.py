@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ptxgen.models.decode import step_program
-from ptxgen.models.fitted import fitted
 from ptxgen.models.program import Program
-from ptxgen.products.wgmma.shape import PROCESSORS
+from ptxgen.models.step.decode import step_program
+from ptxgen.models.step.fitted import fitted
+from ptxgen.products.wgmma.tiling.shape import PROCESSORS
 from ptxgen.targets import target
 from tests.support.models.families import small_spec
 

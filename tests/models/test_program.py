@@ -12,9 +12,9 @@ from ptxgen import SpecError
 from ptxgen.dtypes import f32, s32
 from ptxgen.kernels import Advance, PackedGemm
 from ptxgen.models.arena import ALIGN, lives, plan_arena
-from ptxgen.models.decode import STEPS, step_program
 from ptxgen.models.memory_plan import memory_plan, positions_at_once
 from ptxgen.models.program import Op, Program, Ref, Tensor
+from ptxgen.models.step.decode import STEPS, step_program
 from ptxgen.weights import weight_format
 from tests.support.models.array_file import ArrayFile
 from tests.support.models.families import CONFIGS, random_weights, small_spec

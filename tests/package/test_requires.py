@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ptxgen.errors import IsaError
+from ptxgen.errors import IsaError, SpecError
 from ptxgen.generator import generate
 from ptxgen.kernel import supports
 from ptxgen.nodes.sizes import parameter_bytes
@@ -102,6 +102,15 @@ def test_an_unknown_form_is_named_with_file_line_and_text() -> None:
     said = r"^kernel k, mine\.ptx:6: frob\.b32: unknown opcode 'frob'.* \| frob\.b32 %r1;$"
     with pytest.raises(IsaError, match=said):
         requirements(parse(f"{HEAD}frob.b32 %r1;\n}}\n", "mine.ptx"))
+
+
+def test_a_text_in_place_of_a_module_is_refused_and_targets_may_be_names() -> None:
+    module = parse(f"{HEAD}cp.async.commit_group;\n}}\n")
+    assert requirements(module, "sm_120") == requirements(module, target("sm_120"))
+    with pytest.raises(SpecError, match=r"requirements: must be a module, as parse makes it of a text \(got '\.v"):
+        requirements(HEAD)
+    with pytest.raises(SpecError, match=r"explain_load: must be a PTX text \(got None\)"):
+        explain_load(None, 13000, (9, 0))
 
 
 def test_every_unknown_form_is_a_line() -> None:

@@ -14,9 +14,9 @@ import pytest
 from ptxgen import ExecutionError, SpecError, generate, supports, target
 from ptxgen.idioms.polls import POLLS
 from ptxgen.kernels import PersistentStep
-from ptxgen.models.decode import step_program
-from ptxgen.models.persistent import persistent
+from ptxgen.models.persistent.step import persistent
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.step.decode import step_program
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device

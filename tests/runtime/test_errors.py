@@ -273,6 +273,8 @@ def test_what_is_no_spec_or_text_is_refused(device: Device) -> None:
         r"Device.array: must be an array, or numbers .* inhomogeneous": lambda: device.array([[1], [1, 2]]),
         r"Device.array: must be an array, or numbers .* 'x'": lambda: device.array(["x"], "f32"),
         r"load: must be a spec, .* \(got None\)": lambda: device.load(None),
+        r"load: must be a spec, .* fields \(got \[\]\)": lambda: device.load([]),
+        r"load: must be a spec, .*; make_spec makes one .* \(got \{'dim': 4\}\)": lambda: device.warmup([{"dim": 4}]),
         r"load: .* fields; device.module\(text\) loads a PTX text \(got '\.v": lambda: device.load(".version 8.0"),
         r"warmup.workers: must be an int ≥ 1, or None \(got -1\)": lambda: device.warmup([spec], workers=-1),
         r"warmup.workers: must be an int ≥ 1, or None \(got 0\)": lambda: device.warmup([spec], workers=0),

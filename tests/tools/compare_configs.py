@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report.sentence import show_help
 from ptxgen.errors import SpecError
-from ptxgen.models.families import FAMILIES
+from ptxgen.models.config.families import FAMILIES
 from ptxgen.models.survey import survey
 from tests.support.models.attention_oracle import FAR, compare, shape_of
 from tests.support.models.config_cases import LIKE_LLAMA, Config

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.report.sentence import show_help
-from ptxgen.models import keys
-from ptxgen.models.families import FAMILIES, Family
-from ptxgen.models.rope import SCALINGS, scaling_keys
+from ptxgen.models.config import keys
+from ptxgen.models.config.families import FAMILIES, Family
+from ptxgen.models.config.rope import SCALINGS, scaling_keys
 from ptxgen.models.spec import BLOCKS
 from ptxgen.models.survey import survey
 from tests.support.models.config_cases import LIKE_LLAMA

@@ -51,11 +51,13 @@ TESTS = {
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
     "ptxgen/models/packing.py": ("tests/models/test_packing.py",),
-    "ptxgen/models/tiled.py": ("tests/runtime/model/test_tiled_sequences.py",),
-    "ptxgen/products/wgmma/elements.py": (f"{_GOLDENS}[incremental_attention]",),
-    "ptxgen/products/wgmma/codes.py": (f"{_GOLDENS}[packed_gemm]",),
-    "ptxgen/products/wgmma/norms.py": (f"{_GOLDENS}[packed_gemm]", "tests/products/test_packed_norms.py"),
-    "ptxgen/products/wgmma/scaled_packing.py": (f"{_GOLDENS}[pack_tokens]",),
+    "ptxgen/models/step/tiled.py": ("tests/runtime/model/test_tiled_sequences.py",),
+    "ptxgen/products/wgmma/tokens/attention_output.py": (f"{_GOLDENS}[incremental_attention]",),
+    "ptxgen/products/wgmma/mainloop/codes.py": (f"{_GOLDENS}[packed_gemm]",),
+    "ptxgen/products/wgmma/epilogue/norms.py": (
+        f"{_GOLDENS}[packed_gemm]", "tests/products/wgmma/test_packed_norms.py",
+    ),
+    "ptxgen/products/wgmma/tokens/scaled_packing.py": (f"{_GOLDENS}[pack_tokens]",),
     "ptxgen/weights/blocks_of_32.py": (
         "tests/weights/test_formats.py", f"{_GOLDENS}[gemv]", f"{_GOLDENS}[digit_gemm]", f"{_GOLDENS}[packed_gemm]",
     ),
@@ -121,10 +123,10 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
     ),
     "ptxgen/models/packing.py": (("SLICE = 16 << 20", "16 → 17", _SIZE), ("SLICE = 16 << 20", "20 → 21", _SIZE)),
-    "ptxgen/products/wgmma/codes.py": (
+    "ptxgen/products/wgmma/mainloop/codes.py": (
         ("shape.groups > MOST_GROUPS", "> → >=", "when a lane reads its words changes how many registers it takes"),
     ),
-    "ptxgen/products/wgmma/norms.py": (
+    "ptxgen/products/wgmma/epilogue/norms.py": (
         ("together = max(1, flight", "1 → 2", "how many tokens' loads are on their way changes no sum"),
     ),
     "ptxgen/weights/blocks_of_32.py": (

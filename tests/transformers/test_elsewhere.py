@@ -117,10 +117,10 @@ def test_a_model_that_makes_masks_of_the_mask(keep: int, padding: str, recwarn: 
     assert any("makes other masks of ours; our kernels are not used" in str(each.message) for each in recwarn)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [("FalconConfig", BASE), ("GPTJConfig", dict(n_embd=64, n_head=4, n_layer=1, rotary_dim=8, vocab_size=32))],
-)
+GPT_NEO = dict(hidden_size=64, num_heads=4, num_layers=1, attention_types=[[["global"], 1]], vocab_size=32)
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("FalconConfig", BASE), ("GPTNeoConfig", GPT_NEO)])
 def test_a_model_with_attention_classes_of_its_own_says_so(kind: str, fields: dict[str, Any]) -> None:
     config = getattr(transformers, kind)(**fields)
     of_config(config)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ptxgen.attention.prefill.tiles import pitch
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType, f32
@@ -17,6 +16,16 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 
 Place = tuple[Reg, int]  # an address in shared memory: a register and a constant
+
+
+def pitch(nbytes: int) -> int:
+    """Bytes from row to row in shared memory: an odd number of 16-byte units.
+
+    Eight rows at the same column then lie in eight different bank groups, so ldmatrix and 16-byte accesses down a
+    column are free of conflicts for every dim, and every address is a lane's base plus a constant (an XOR swizzle
+    needs rows of a power of two and a register per column).
+    """
+    return 16 * (-(-nbytes // 16) | 1)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 
 from ptxgen.errors import FileError, brief
 from ptxgen.files.jsonfields import is_number
+from ptxgen.models.config.layers import FULL, SLIDING
 from ptxgen.models.files.gguf_header import GgufFile, GgufTensor, read_gguf
 from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
-from ptxgen.models.layers import FULL, SLIDING
 from ptxgen.models.spec import QKV, ModelSpec, model_spec
 
 if TYPE_CHECKING:

@@ -1,12 +1,9 @@
 """Products of many tokens on wgmma (sm_90a): weights as the rows of A, in registers; tokens as the columns of B.
 
-- What is asked for: `product` (fields), `rules`, `scale_rules`, `refusals`.
-- How work is shared out: `tiles`, `halves_cycles`, `few_tiles`, `between_tiles`, `last_turn` (which tile is the
-  fastest), `shape`, `geometry`, `registers`, `tasks` (which tile a CTA takes next).
-- Tokens in memory: `tokens`, and who writes them: `packing`, `scaled_packing`, `elements`.
-- The warp that copies: `ring`, `copier`, `elected`, `lanes`.
-- The warps that multiply: `multiply`; by forms of weights and tokens `codes`, `scaled`, `promoted`, `blocks`,
-  `factors`, `pipelined`; `passing`, `slices`.
-- Results: `results`, `rounds`, `outlets`, `norms`, `heads`, `halves`, `carried`; where CTAs share k `exchange`,
-  `streams`.
+- What is asked for: `product` (fields), `rules` (what they may be).
+- `tiling/`: how a product is cut into tiles, and what follows from it. `cost_model/`: which tile is likely the fastest.
+- `tokens/`: how tokens lie in memory, and who writes them so.
+- `ring`: stages in shared memory. `tasks`: the tile scheduler: which tile a CTA takes next.
+- `producer/`: the warp that copies. `mainloop/`: the warps that multiply.
+- `split_k/`: where CTAs or warpgroups share k. `epilogue/`: from accumulators to results in memory.
 """

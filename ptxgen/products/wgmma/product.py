@@ -10,7 +10,7 @@ from ptxgen.kernel import Reading, field, kernel_base
 from ptxgen.parity import LIMITS, limit_of
 from ptxgen.products.readings import EXACT, digit_readings
 from ptxgen.products.weighted import Weighted
-from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.weights.e4m3 import BLOCK, E4m3
 from ptxgen.weights.f16 import Half
 
@@ -36,7 +36,7 @@ class PackedProduct(Weighted):
     residual: bool = field(default=False, doc="the residual stream is added")
     packed_out: bool = field(
         default=False,
-        draws=lambda drawn: (False, drawn["n"] % packed.PADDED == 0),
+        draws=lambda drawn: (False, drawn["n"] % layout.PADDED == 0),
         doc="out is packed as x is, for the next product",
     )
     out_dtype: DType = field(default=f32, draws=("f32", "bf16"), doc="element type of out where it is rows")
@@ -67,13 +67,13 @@ class PackedProduct(Weighted):
     slices: int = field(
         default=1,
         later=True,
-        draws=lambda drawn: (1, 1 + (drawn.get("tokens", 0) % (2 * packed.GROUP) == 0)),
+        draws=lambda drawn: (1, 1 + (drawn.get("tokens", 0) % (2 * layout.GROUP) == 0)),
         doc="warpgroups of a CTA that have the same 64 rows and share each stage's k",
     )
     last_tiles: int = field(
         default=0,
         later=True,
-        draws=lambda drawn: (0, int(drawn.get("tokens", 0) > packed.COLUMNS)),
+        draws=lambda drawn: (0, int(drawn.get("tokens", 0) > layout.COLUMNS)),
         silent="it says who computes, not what",
         doc="last tiles of rows that are small, of one warpgroup",
     )
@@ -104,7 +104,7 @@ class PackedProduct(Weighted):
     @property
     def digits(self) -> int:
         """Numbers of x_dtype that add up to an element of x."""
-        return (packed.DIGITS_BY_ROW if self.by_row else packed.DIGITS)[self.precision]
+        return (layout.DIGITS_BY_ROW if self.by_row else layout.DIGITS)[self.precision]
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
         limit = min(MANY[self.precision], limit_of(self))
@@ -162,7 +162,7 @@ class PackedProduct(Weighted):
     @property
     def beside_bytes(self) -> int:
         """Bytes of it for a token."""
-        return {"x_sums": packed.SUMS_BYTES, "x_scales": packed.SCALE_BYTES, "": 0}[self.beside]
+        return {"x_sums": layout.SUMS_BYTES, "x_scales": layout.SCALE_BYTES, "": 0}[self.beside]
 
     @property
     def x_group(self) -> int:
@@ -172,9 +172,9 @@ class PackedProduct(Weighted):
     @property
     def columns(self) -> int:
         """Columns of a block of x."""
-        return packed.columns(self.x_dtype)
+        return layout.columns(self.x_dtype)
 
     @property
     def chunks(self) -> int:
         """Chunks of a tile of weights: as many columns as a product takes, 32 bytes of x."""
-        return self.kind.tile_k * self.x_dtype.bytes // packed.CHUNK_BYTES
+        return self.kind.tile_k * self.x_dtype.bytes // layout.CHUNK_BYTES

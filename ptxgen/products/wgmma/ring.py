@@ -9,7 +9,7 @@ from __future__ import annotations
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg
 from ptxgen.idioms.convert import scratch
-from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
+from ptxgen.products.wgmma.tiling.geometry import SWIZZLE, Geometry
 
 BELL = 16  # bytes of an mbarrier (8), and room to the next
 

@@ -6,21 +6,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptxgen import rules
-from ptxgen.dtypes import bf16, f32
+from ptxgen.dtypes import bf16, f16, f32
 from ptxgen.idioms import activation as activations
-from ptxgen.products.wgmma import refusals
-from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.norms import product_norm_rules
-from ptxgen.products.wgmma.registers import MOST_AT_ONCE, MOST_BIASED
-from ptxgen.products.wgmma.scale_rules import rules_by_row, rules_of_scales, rules_without_scales
-from ptxgen.products.wgmma.shape import FEW_TOKENS, SLICES
+from ptxgen.products.wgmma.epilogue.norms import product_norm_rules
+from ptxgen.products.wgmma.tiling import refusals
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.products.wgmma.tiling.registers import MOST_AT_ONCE, MOST_BIASED
+from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_ROWS_FIRST, SLICES
+from ptxgen.products.wgmma.tokens import layout
 from ptxgen.weights import weight_formats
+from ptxgen.weights.e4m3 import E4m3
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
+BY_ROW = tuple(name for name, kind in weight_formats().items() if kind.code_digits)
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 
 
@@ -35,20 +36,20 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
         yield from rules.multiple_of("k", spec.k, step, step, 1 << 17)
     elif not known and spec.kind.tile_k < spec.columns:
         yield from rules.multiple_of("k", spec.k, spec.columns, spec.columns, 1 << 17)
-    yield from rules.one_of("tokens", spec.tokens, packed.TOKENS)
-    if not known and spec.promotes and spec.tokens in packed.BETWEEN:
-        nearest = min(set(packed.TOKENS) - set(packed.BETWEEN), key=lambda count: abs(count - spec.tokens))
+    yield from rules.one_of("tokens", spec.tokens, layout.TOKENS)
+    if not known and spec.promotes and spec.tokens in layout.BETWEEN:
+        nearest = min(set(layout.TOKENS) - set(layout.BETWEEN), key=lambda count: abs(count - spec.tokens))
         yield f"tokens: with short sums other counts are tried (got {spec.tokens}; nearest: {nearest})"
     yield from rules.one_of("x_dtype", spec.x_dtype.name, ("bf16", "f16", "e4m3"))
-    yield from rules.one_of("precision", spec.precision, tuple(packed.DIGITS))
-    yield from rules_of_scales(spec) if spec.scaled else rules_without_scales(spec)
+    yield from rules.one_of("precision", spec.precision, tuple(layout.DIGITS))
+    yield from _rules_of_scales(spec) if spec.scaled else _rules_without_scales(spec)
     yield from rules.one_of("activation", spec.activation, ("", *activations.KINDS))
     if spec.gated and not spec.activation:
         yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
     if spec.gated and spec.bias:
         yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
-    if spec.packed_out and spec.n % packed.PADDED:
-        yield from rules.multiple_of("n", spec.n, packed.PADDED, packed.PADDED, 1 << 20)
+    if spec.packed_out and spec.n % layout.PADDED:
+        yield from rules.multiple_of("n", spec.n, layout.PADDED, layout.PADDED, 1 << 20)
     if spec.packed_out and spec.residual:
         yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
     yield from rules.one_of("out_dtype", spec.out_dtype.name, ("f32", "bf16", "f16"))
@@ -68,7 +69,7 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
         )
     yield from rules.one_of("slices", spec.slices, (1, SLICES))
     yield from rules.between("last_tiles", spec.last_tiles, 0, 1 << 14)
-    yield from rules_by_row(spec) if spec.by_row else ()
+    yield from _rules_by_row(spec) if spec.by_row else ()
     yield from product_norm_rules(spec)
     if spec.precision == "exact" and spec.x_dtype != bf16 and not spec.by_row:
         yield f"x_dtype: exact digits are bf16 (got {spec.x_dtype.name}; nearest: bf16)"
@@ -87,9 +88,45 @@ def fit_rules(spec: PackedProduct) -> Iterator[str]:
         yield from _register_rules(spec, Geometry.of(spec))
 
 
+def _rules_of_scales(spec: PackedProduct) -> Iterator[str]:
+    """Rules of scales where products are of bytes."""
+    if not isinstance(weight_formats().get(spec.weights), E4m3):
+        yield f"x_dtype: e4m3 goes with weights in e4m3 (got weights={spec.weights!r}; nearest: x_dtype=bf16)"
+    elif spec.in_blocks and spec.promoted:
+        yield "promoted: sums of blocks with scales always are (got promoted=True; nearest: False)"
+    if spec.row_scales and not spec.in_blocks:
+        yield f"row_scales: is for weights with scales of blocks (got weights={spec.weights!r}; nearest: False)"
+    if spec.packed_out:
+        yield "packed_out: e4m3 needs the scale of a whole row (got packed_out=True, x_dtype=e4m3; nearest: False)"
+
+
+def _rules_by_row(spec: PackedProduct) -> Iterator[str]:
+    """Of products of f16 in units of rows."""
+    known = weight_formats().get(spec.weights)
+    if known is None or not known.code_digits:
+        yield f"by_row: is for {', '.join(BY_ROW)} (got weights={spec.weights!r}; nearest: by_row=False)"
+    if spec.x_dtype != f16:
+        yield f"by_row: is for f16 (got x_dtype={spec.x_dtype.name}; nearest: x_dtype=f16)"
+    if spec.tokens > MOST_ROWS_FIRST:
+        yield f"by_row: is for at most {MOST_ROWS_FIRST} tokens (got tokens={spec.tokens}; nearest: by_row=False)"
+    if spec.tile_rows == 192 and spec.tokens > FEW_TOKENS:
+        most = FEW_TOKENS
+        yield f"tile_rows: 192 with by_row is for at most {most} tokens (got {spec.tokens}; nearest: tokens={most})"
+    if spec.packed_out:
+        yield "packed_out: needs the unit of a whole row (got packed_out=True, by_row=True; nearest: False)"
+
+
+def _rules_without_scales(spec: PackedProduct) -> Iterator[str]:
+    """Where they are not of bytes."""
+    if spec.row_scales:
+        yield f"row_scales: is a choice of e4m3 (got row_scales=True, x_dtype={spec.x_dtype}; nearest: False)"
+    if spec.promoted:
+        yield f"promoted: is a choice of e4m3 (got promoted=True, x_dtype={spec.x_dtype}; nearest: promoted=False)"
+
+
 def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
     if not at.fits:
-        most = max((t for t in packed.TOKENS if Geometry.of(spec, t).fits), default=packed.TOKENS[0])
+        most = max((t for t in layout.TOKENS if Geometry.of(spec, t).fits), default=layout.TOKENS[0])
         yield (
             f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
             f"(got {spec.tokens}; nearest: {most})"

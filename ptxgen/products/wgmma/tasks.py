@@ -1,8 +1,9 @@
-"""Which tile a CTA works on next, and which part of k: of whole tiles in turn, or of an even share of all k.
+"""The tile scheduler: which tile a CTA takes next, and which part of k: whole tiles in turn, or an even share of all k.
 
 Tiles of many tokens go in bands, so that neighbouring CTAs have rows of weights or tokens in common. Where k is shared
-evenly (`stream`), a CTA begins and ends within tiles; `streams.py` has what becomes of their sums. Of many tokens only
-the last uneven round of tiles and one round more are shared so, first; then every CTA has as many whole tiles.
+evenly (`stream`), a CTA begins and ends within tiles; `split_k/stream.py` has what becomes of their sums. Of many
+tokens only the last uneven round of tiles and one round more are shared so, first; then every CTA has as many whole
+tiles.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.threads import divide_any
 from ptxgen.idioms.threads import split as split_by
-from ptxgen.products.wgmma.geometry import WARPS, Geometry
-from ptxgen.products.wgmma.shape import MOST_ROWS_FIRST
+from ptxgen.products.wgmma.tiling.geometry import WARPS, Geometry
+from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,6 +62,13 @@ def line_info_by_default() -> bool:
     return value == "1"
 
 
+def _no_spec(given: object) -> SpecError:
+    """What is said of anything but a spec."""
+    instead = "; device.module(text) loads a PTX text" if isinstance(given, str | bytes) else ""
+    instead = "; make_spec makes one of a name and fields" if isinstance(given, Mapping) else instead
+    return SpecError(f"load: must be a spec, KernelType(...) with its fields{instead} (got {brief(given)})")
+
+
 def _kind(table: Table, line_info: bool) -> str:
     """What kernels of one spec and target differ by: the tuning table that was in force, and line info."""
     return f"{table.digest} with lines" if line_info else table.digest
@@ -88,6 +95,8 @@ class ModuleCache:
 
     def load(self, spec: KernelType, target: object = None, line_info: bool | None = None) -> Kernel:
         """The kernel of `spec`; `target` (default: the device's) must run on the device. See `Device.load`."""
+        if not isinstance(spec, KernelType):  # before it is looked up, as a list cannot be
+            raise _no_spec(spec)
         if in_force() is not self._table:
             self._change_table()
         if line_info is not None and line_info != self.line_info:
@@ -113,6 +122,10 @@ class ModuleCache:
             raise SpecError(f"warmup.workers: must be an int ≥ 1, or None (got {workers!r})")
         if not isinstance(specs, Iterable):
             raise SpecError(f"warmup: must be several specs (got {brief(specs)})")
+        specs = tuple(specs)
+        for spec in specs:
+            if not isinstance(spec, KernelType):
+                raise _no_spec(spec)
         where = self.device.target if target is None else parse_target(target)  # type: ignore[arg-type]
         if in_force() is not self._table:
             self._change_table()
@@ -150,9 +163,6 @@ class ModuleCache:
         line_info: bool | None = None,
     ) -> Future[Kernel]:
         """A load, over or under way: one thread does it, the others wait. What must be compiled is left to a `pool`."""
-        if not isinstance(spec, KernelType):
-            text = "; device.module(text) loads a PTX text" if isinstance(spec, str | bytes) else ""
-            raise SpecError(f"load: must be a spec, KernelType(...) with its fields{text} (got {brief(spec)})")
         with_lines = self.line_info if line_info is None else line_info
         key = (spec, target, _kind(in_force(), with_lines))
         load: Future[Kernel] = Future()

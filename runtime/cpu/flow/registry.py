@@ -34,7 +34,7 @@ A guard on an instruction of these kinds becomes a branch around it.
 
 ## Check mode
 Where `e.check` holds, every access of memory tells the shadow before it happens: `shadow.read.shared`, `shadow.write.…`
-(see `support/shadow.py`). An object that orders warps (an mbarrier) is told of by `shadow.leave.shared` on its own
+(see `check/shadow.py`). An object that orders warps (an mbarrier) is told of by `shadow.leave.shared` on its own
 bytes at the arrival, and by `shadow.take.shared` at the wait that succeeds. A copy that lands later calls
 `shadow.issue.…` when issued and `shadow.land.…` when it lands, and then, if it completes on an mbarrier, `clock.leave`
 on that, for the warp that issued it.

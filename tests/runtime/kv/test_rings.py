@@ -154,8 +154,22 @@ def test_a_slot_knows_what_the_ring_it_was_copied_from_has_lost(device: Device, 
     assert batch.length(0) == 3
 
 
+def test_a_window_longer_than_the_cache_is_none(device: Device) -> None:
+    """As of a model whose configuration has windows of 4096, opened for short texts."""
+    given = rows(np.random.default_rng(2), MAX_LEN)
+    found = []
+    for windows in ((4096, WINDOW), (MAX_LEN, WINDOW), None):
+        executor = Executor(device, 2, **HEADS, max_len=MAX_LEN, windows=windows, appended=MAX_LEN)
+        assert executor.cache.rings.sizes == (0, 0)
+        arrays = {name: array.copy() for name, array in given.items()}
+        executor.flash_attention_cached(0, **arrays)
+        executor.flash_decoding(0, arrays["q"][0], one := np.zeros((4, 8), np.float32))
+        found.append((arrays["out"].tobytes(), one.tobytes()))
+    assert found[0] == found[1] == found[2]
+
+
 def test_what_rings_cannot_be_is_said(device: Device) -> None:
-    for windows in ((1,), (-1, 0), ("a", 0), (True, 0)):
+    for windows in ((1,), (-1, 0), ("a", 0), (True, 0), 64):
         with pytest.raises(SpecError, match=r"KvCache\.windows: must be an int ≥ 0 for each of 2 layers"):
             KvCache(device, 2, 4, 2, 8, MAX_LEN, windows=windows)
     cache = KvCache(device, 1, 4, 2, 8, MAX_LEN, windows=(WINDOW,))

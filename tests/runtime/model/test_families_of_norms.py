@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ptxgen.kernels import DigitGemm
-from ptxgen.models.decode import step_program
+from ptxgen.models.step.decode import step_program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.models.array_file import ArrayFile

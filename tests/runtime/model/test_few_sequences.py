@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.models import products, row_forms
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.step import products, row_forms
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice

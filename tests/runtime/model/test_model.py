@@ -13,9 +13,9 @@ import pytest
 from ptxgen import CapacityError, SpecError
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import MultiHeadAttention, PackedGemm
-from ptxgen.models import decode_attention
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.step import attention
 from ptxgen.models.text import Text
 from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.backend import MemoryUse
@@ -311,7 +311,7 @@ def test_attention_from_host_caches(device: Device) -> None:
 )
 def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPatch, family: str, format: str) -> None:
     """Exact: the float64 model's tokens; fast: its logits within what bf16 leaves."""
-    monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr("ptxgen.models.step.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
     file = file_of(family, format)
     reference = ReferenceModel(file.spec, file.values())
     exact = Model(file, device, "f32", chunk=8)
@@ -329,8 +329,8 @@ def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPa
 def test_prompts_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
     """Queries have 16 bits, and keys and values, too, in memory of one layer for all layers, where there is room for it
     and it is faster; what comes out is the same to the bit."""
-    monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
-    monkeypatch.setattr(decode_attention, "FEW_QUERIES", NO_FEW)  # as longer prompts are attended
+    monkeypatch.setattr("ptxgen.models.step.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr(attention, "FEW_QUERIES", NO_FEW)  # as longer prompts are attended
     file, options = file_of("llama", "bf16"), {"chunk": 8, "precision": "fast"}
 
     def prompt(widened: bool) -> tuple[np.ndarray, MemoryPlan]:
@@ -407,7 +407,7 @@ def test_attention_finds_a_query_of_every_free_slot() -> None:
 
 
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptxgen.models.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
+    monkeypatch.setattr("ptxgen.models.step.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=2)  # of the last, one row alone goes there
     file = ArrayFile(spec, random_weights(spec), "bf16")
     model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(spec, file.values())

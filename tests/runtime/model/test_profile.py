@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.models.decode import step_program
 from ptxgen.models.memory_plan import memory_plan, plan_of
+from ptxgen.models.step.decode import step_program
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.profile import op_bytes

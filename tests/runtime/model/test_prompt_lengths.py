@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.models import decode_attention
-from ptxgen.models.prompt_steps import apart_from, step_rows, steps_of
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.step import attention
+from ptxgen.models.step.prompt_steps import apart_from, step_rows, steps_of
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
@@ -28,7 +28,7 @@ LENGTHS = (1, 2, 3, 5, 8, 9, 13, 15, 16, 17, 21, 32, 35)
 def attended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a step's queries are attended: few of them each by itself, or as many are."""
     if request.param == "many":
-        monkeypatch.setattr(decode_attention, "FEW_QUERIES", {32: 0, 16: 0})
+        monkeypatch.setattr(attention, "FEW_QUERIES", {32: 0, 16: 0})
     return str(request.param)
 
 

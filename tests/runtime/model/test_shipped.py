@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ptxgen.models.arena import plan_arena
-from ptxgen.models.decode import step_program
 from ptxgen.models.files import open_model
 from ptxgen.models.packing import formats_of
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.step.decode import step_program
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice

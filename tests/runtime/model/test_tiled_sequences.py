@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ptxgen.kernels import PackedGemm, PackedQkvAppend
-from ptxgen.models.decode import step_program
-from ptxgen.models.product_inputs import ProductInputs
 from ptxgen.models.program import Program
+from ptxgen.models.step.decode import step_program
+from ptxgen.models.step.product_inputs import ProductInputs
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.models.array_file import ArrayFile
@@ -57,7 +57,7 @@ def test_attention_waits_for_the_last_of_q_k_and_v_where_keys_are_many(
     """Of values in a format of their own the launch of q and k lets the next begin."""
     spec = small_spec("llama", **WIDE)
     kv_width = spec.shape.n_kv_heads * spec.shape.head_dim
-    monkeypatch.setattr("ptxgen.models.decode_attention.MANY_KEYS", 17 * kv_width + more)
+    monkeypatch.setattr("ptxgen.models.step.attention.MANY_KEYS", 17 * kv_width + more)
     formats = {name: "q4_k" for name, shape in spec.tensors().items() if len(shape) == 2}
     formats |= {"layers.1.v_proj": "q6_k"}
     steps = step_program(spec, formats, "batch", rows=17, target="sm_90a", precision="fast")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
-from ptxgen.attention.prefill.wgmma.consumer import Consumer
-from ptxgen.attention.prefill.wgmma.conversions import Conversions
+from ptxgen.attention.prefill.wgmma.consumer.loop import Consumer
+from ptxgen.attention.prefill.wgmma.consumer.output import output
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.output import output
-from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import WARPS, Boxes
+from ptxgen.attention.prefill.wgmma.producer.by_threads import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.producer.converting import Conversions
 from ptxgen.attention.prefill.wgmma.ring import Ring
 from ptxgen.attention.prefill.wgmma.tile import (
     WARPGROUP,
@@ -19,10 +19,11 @@ from ptxgen.attention.prefill.wgmma.tile import (
     makes_rows,
     turns,
 )
-from ptxgen.attention.prefill.wgmma.turned import Turned
 from ptxgen.attention.prefill.wgmma.variants import has_first_maximum
-from ptxgen.attention.prefill.wgmma.widened import Widened
+from ptxgen.attention.prefill.wgmma.workspace.rows_16bit import Widened
+from ptxgen.attention.prefill.wgmma.workspace.transposed_values import Turned
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, e4m3
 
 
@@ -71,16 +72,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     consumer.build(smem)
     output(consumer, smem, first_maximum_serves)
     if first_maximum_serves:
-        with b.fragment("first_pass"):
-            number = b.op("mov.u32", passes or "pass", 0)
-            careful = b.op("setp.ne.u32", "is_careful", number, 0)
-        with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
-            flag = b.reg("flag", "b32")
-            b.op("ld.shared.b32", flag, smem[tile.flag_at])
-            again = b.op("setp.ne.b32", b.reg("runs_again", "pred"), flag, 0)
-            b.op("and.pred", again, again, ~careful)
-            b.op("add.u32", number, number, 1)
-            b.op("setp.ne.u32", careful, number, 0)
+        _passes(b, tile, smem, passes or "pass")
     else:
         b.without("first_pass", "look_at_flag")
     b.expose(
@@ -89,3 +81,18 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         copies_need_fence=not (maps or converted),
         has_tails=tile.tails, widens=makes_rows(spec), widens_at_first=makes_at_first(spec),
     )  # fmt: skip
+
+
+def _passes(b: Builder, tile: WgmmaTile, smem: Reg, number_of: Reg | str) -> None:
+    """Fragments `first_pass` and `look_at_flag`, for tiles with the maximum of their first keys: a row that it does not
+    serve sets a flag, and the CTA's items run once more with running maxima."""
+    with b.fragment("first_pass"):
+        number = b.op("mov.u32", number_of, 0)
+        careful = b.op("setp.ne.u32", "is_careful", number, 0)
+    with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
+        flag = b.reg("flag", "b32")
+        b.op("ld.shared.b32", flag, smem[tile.flag_at])
+        again = b.op("setp.ne.b32", b.reg("runs_again", "pred"), flag, 0)
+        b.op("and.pred", again, again, ~careful)
+        b.op("add.u32", number, number, 1)
+        b.op("setp.ne.u32", careful, number, 0)

@@ -1,0 +1,106 @@
+"""Sums of CTAs that share k: each takes some octets of the tile's tokens, is sent the others' sums of these, and adds
+all up in the order of ranks. CTAs that share k have one tile each.
+
+Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
+They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own, and the cluster meets
+behind it, which takes a fence of the GPU. Where they have a place `apart`, they complete on an mbarrier of the CTA that
+takes them (PTX ISA: st.async), and all that is waited for before is that every CTA has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.idioms import convert
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
+from ptxgen.products.wgmma.tiling.geometry import OCTET, Geometry
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+VECTOR = 4  # sums that a lane has of an octet
+BYTES = 4 * VECTOR
+PUSH = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+MOST_TAKEN = 64  # sums that a thread has asked for at once
+
+
+class Exchange:
+    """Fragments `send_sums`, behind which the cluster meets, and `take_sums`; `sums`: those of this CTA's tokens."""
+
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
+        self.b, self.spec, self.at, self.ring = b, spec, at, ring
+        self.own = at.out_tokens // OCTET
+        self.row_bytes = BYTES * 32 * at.warps  # of an octet, all threads
+        self.slot_bytes = at.shape.blocks * self.own * self.row_bytes
+
+    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
+        """Both fragments; the sums that this CTA finishes."""
+        b, at, rank = self.b, self.at, tasks.split_rank
+        assert rank is not None
+        with b.fragment("send_sums", "to each CTA its tokens' sums, where its ring was"):
+            place = b.op("mov.u32", "sums_place", self.ring.memory)
+            if at.apart:
+                b.op("add.u32", place, place, at.sums_at)
+                their_bell = b.reg("their_sums_bell", "u32")
+            b.op("mad.lo.u32", place, tasks.thread, BYTES, place)
+            own = b.op("mad.lo.u32", "own_slot", rank, self.slot_bytes, place)
+            there = b.reg("their_slot", "u32")
+            for taker in range(at.takers):
+                taker_rank = self._rank(tasks, taker)
+                b.op("mapa.shared::cluster.u32", there, own, taker_rank)
+                if at.apart:
+                    b.op("mapa.shared::cluster.u32", their_bell, self.ring.sums_bell, taker_rank)
+                for index in range(self.own):
+                    for block, values in enumerate(sums):
+                        first = VECTOR * (taker * self.own + index)
+                        to = there[self._offset(block, index)]
+                        some = tuple(values[first : first + VECTOR])
+                        if at.apart:
+                            b.op(PUSH, to, some, their_bell[0])
+                        else:
+                            b.op("st.shared::cluster.v4.f32", to, some)
+        if at.apart:
+            with b.fragment("poll_sums", "whether the sums of this CTA's tokens have come"):
+                b.op("mbarrier.try_wait.parity.shared::cta.b64", "sums_came", self.ring.sums_bell[0], 0)
+        taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(at.shape.blocks)]
+        with b.fragment("take_sums", "in the order of ranks"):
+            self._take(taken, place, tasks.takes)
+        return taken
+
+    def _rank(self, tasks: Tasks, taker: int) -> Reg | int:
+        """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""
+        if tasks.share_rank is None:
+            return taker
+        rank = convert.scratch(self.b, "their_rank", "u32")
+        self.b.op("add.u32", rank, tasks.share_rank, taker * self.at.shape.share)
+        return rank
+
+    def _offset(self, block: int, index: int) -> int:
+        return (block * self.own + index) * self.row_bytes
+
+    def _take(self, taken: Sequence[RegArray], place: Reg, takes: Reg | None) -> None:
+        b, split = self.b, self.at.shape.split
+        items = [(block, index) for block in range(len(taken)) for index in range(self.own)]
+        batch = max(1, MOST_TAKEN // (VECTOR * split))
+        got = b.array("got", "f32", VECTOR * (split - 1) * min(batch, len(items)))
+        for first in range(0, len(items), batch):
+            some = items[first : first + batch]
+            parts = []  # of each item, by rank
+            for number, (block, index) in enumerate(some):
+                of_ranks = [taken[block][VECTOR * index : VECTOR * (index + 1)]]
+                begin = VECTOR * (split - 1) * number
+                of_ranks += [got[begin + VECTOR * peer : begin + VECTOR * (peer + 1)] for peer in range(split - 1)]
+                for peer, values in enumerate(of_ranks):
+                    if takes is not None:
+                        convert.clear(b, values)
+                    offset = peer * self.slot_bytes + self._offset(block, index)
+                    convert.load_words(b, values, place, offset, space="shared", pred=takes)
+                parts.append(of_ranks)
+            for total, *others in parts:
+                for values in others:
+                    for value, more in zip(total, values, strict=True):
+                        b.op("add.f32", value, value, more)

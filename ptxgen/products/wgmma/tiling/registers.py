@@ -1,0 +1,152 @@
+"""Registers of a product of many tokens: how many sums a thread can keep, and where other uses leave too few.
+
+A warpgroup multiplies 64 rows by the tile's tokens. For each of its blocks of rows a thread has half as many sums as
+there are tokens; "sums of a row" below counts a whole row's, twice a thread's. Exact and promoted products also have
+short sums: those of a few chunks, which are added to the totals in f32. The limits are those at which ptxas spilled.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from ptxgen.dtypes import f32
+from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_ROWS_FIRST, Shape
+from ptxgen.weights.e4m3 import BLOCK
+from ptxgen.weights.f16 import Half
+from ptxgen.weights.format import TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.products.wgmma.product import PackedProduct
+
+# by the number of warpgroups of a CTA: sums of a row that fit in registers
+MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}
+# of two warpgroups that multiply 16-bit weights as they lie, one matrix, without an activation
+MOST_PLAIN_SUMS = 352
+# the same of promoted products, short sums included
+MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
+# A tile is crowded from so many sums of a row on, short ones included: what it needs once, it computes again where it
+# is needed instead of keeping it. This is for one or two warpgroups with promoted products.
+CROWDED = 312
+# The same for sums with scales and an activation behind them, by (warpgroups, blocks of rows).
+CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
+CROWDED_STREAM = {(2, 1): 192}  # more such pairs, if CTAs share k evenly (`stream`)
+MOST_AT_ONCE = 104  # tokens of two blocks of rows whose results an activation converts to 16 bits together
+MOST_BIASED = 128  # sums of a row with which three warpgroups have registers for an activation and a bias
+
+
+class Tight(NamedTuple):
+    """Where weights that are converted to the tokens' type leave too few registers: from `sums` of a row on."""
+
+    sums: int
+    of_halves: bool = True  # also for weights in f16 or bf16
+    in_streams: bool = False  # only if CTAs share k evenly
+
+
+# by precision and warpgroups; exact products then convert one chunk at a time
+TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
+# formats that do not spill with 128 tokens, an activation and packed results
+ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")
+LARGEST_PIECE = 128  # tokens of one product with short sums
+# Registers of a thread that copies and of one that multiplies, after the copying warpgroup has given up some of its
+# own; by the number of warpgroups that multiply. At the start all threads have 168, 128 or 96.
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
+CARRIED_REGISTERS = (48, 224)  # the same, if two warps beside the copying one store results
+FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the tile is crowded
+FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
+PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
+# Products of tokens in e4m3 by weights with scales of blocks: (rows, tokens) of a CTA -> (tokens of one product, sets
+# of short sums, sets of fragments of A). FACTORED: where tokens have scales of blocks, too. UNIFORM: where they have
+# scales of rows, and no factors are kept in registers. UNIFORM_SHARED: if CTAs share k and there are more than
+# MOST_ADDED tokens.
+FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
+UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
+MOST_ADDED = 192  # tokens with which there are registers for what results are added to
+
+
+def most_sums(spec: PackedProduct, shape: Shape) -> int:
+    """Sums of a row that fit in registers."""
+    if spec.promotes:
+        return MOST_PROMOTED[shape.groups]
+    alone = isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast" and spec.parts == 1
+    if alone and not spec.activation and shape.groups == 2:
+        return MOST_PLAIN_SUMS
+    return MOST_SUMS[shape.groups]
+
+
+def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
+    """Of products with short sums: tokens of one product, sets of short sums, sets of fragments of A. The first choice
+    that fits in registers is taken: large products before small ones, two sets that take turns before one."""
+    places = shape.own_tiles * shape.blocks  # of fragments in a stage
+    for count, shorts, sets in product((1, 2, 3, 4), (2, 1), (2, 1)):
+        piece = tokens // count
+        turns = shorts <= places * count and sets <= places
+        if piece > LARGEST_PIECE or piece % 8 or tokens % count or not turns:
+            continue
+        registers = tokens * shape.blocks // 2 + shorts * piece // 2 + FRAGMENTS * sets
+        registers += piece // 8 if spec.by_block else 0  # of factors
+        if registers <= PROMOTED[shape.groups]:
+            return piece, shorts, sets
+    return min(tokens, LARGEST_PIECE), 1, 1
+
+
+def _alone_with_two(shape: Shape, tokens: int) -> bool:
+    """Whether one warpgroup has two blocks of rows, and with them more sums than one block of MOST_ADDED tokens has."""
+    return shape.groups == 1 and shape.blocks > 1 and tokens * shape.blocks > MOST_ADDED
+
+
+def pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether `mainloop/pipelined.py` builds the product: it adds a block's sums to the totals while the next block's
+    products run. Weights have scales of blocks, and the rows of every CTA are whole blocks."""
+    if not spec.in_blocks or spec.parts > 1 or (shape.rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
+        return False
+    if spec.residual and tokens > MOST_ADDED:
+        return False
+    whole = spec.kind.records(spec.n) % (shape.rows // TILE_ROWS * shape.share) == 0
+    return whole and shape.groups == 2 and shape.tiles == 1
+
+
+def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, factored: bool) -> tuple[int, int, int]:
+    """Tokens of one product, sets of short sums (0: there are none), sets of fragments of A."""
+    promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(spec.precision == "exact"), 2)
+    if pipelined:
+        promoted = (FACTORED if factored else UNIFORM)[shape.rows, tokens]
+    tall = spec.row_scales and tokens > MOST_ADDED
+    shared = spec.in_blocks and (spec.stream or shape.split > 1) and tokens % UNIFORM_SHARED[0] == 0
+    if shared and (tall or _alone_with_two(shape, tokens)):
+        promoted = UNIFORM_SHARED
+    if spec.by_row:
+        more = spec.kind.has_mins or min(spec.digits, spec.kind.code_digits) > 1  # sums, or fragments
+        more |= spec.digits > 1 and tokens > FEW_TOKENS  # else some texts of two blocks of rows spill
+        promoted = tokens * (spec.digits + more), 1, 2
+    return promoted
+
+
+def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether registers are too few for sums and for weights that are being converted. Without this rule ptxas spilled
+    4 to 56 bytes in these cases: two warpgroups with `stream`; three warpgroups, whose threads have 128 registers each;
+    one warpgroup with exact gate and up in int4_g128 and a split k. For three warpgroups with 128 tokens and no
+    `stream`, `_spilled` lists what spilled."""
+    if not spec.converts:
+        return False
+    how = (spec.precision, shape.groups)
+    if how == ("exact", 1) and spec.gated and shape.split > 1:
+        return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
+    if how == ("fast", 3) and tokens == MOST_SUMS[4] and not spec.stream:
+        return _spilled(spec, shape)
+    found = TIGHT.get(how)
+    if found is None or tokens * shape.blocks < found.sums:
+        return False
+    return (found.of_halves or not isinstance(spec.kind, Half)) and (spec.stream or not found.in_streams)
+
+
+def _spilled(spec: PackedProduct, shape: Shape) -> bool:
+    """Whether ptxas spilled in tiles of 192 rows by 128 tokens: it depends on the format and on what else the tile
+    computes (residual, bias, activation)."""
+    if spec.activation and spec.packed_out:
+        return spec.weights not in ROOMY
+    shared = shape.share > 1
+    activated = spec.activation and (shared or spec.out_dtype != f32)
+    beside = spec.residual or activated or (spec.bias and shared)
+    seen = {"q5_k": True, "int4_g32": spec.residual and shared, "q6_k": spec.residual and shape.split > 1}
+    return bool(seen.get(spec.weights, spec.kind.has_mins and beside))
