@@ -103,7 +103,7 @@ class PackedQkvAppend(AppendedProduct):
             programmatic=True,
         ),
         dict(
-            max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=512, tokens=16, kv_dtype="f16", rotary_dim=16,
+            max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=1536, tokens=16, kv_dtype="f16", rotary_dim=16,
             bias=True, split=1, page_size=16, precision="fast", programmatic=True, holds=True,
         ),
         dict(

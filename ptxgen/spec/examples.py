@@ -44,6 +44,12 @@ def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType
     return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
 
 
+def scaled(param: Param, rng: np.random.Generator, sizes: Mapping[str, int], factor: float) -> np.ndarray:
+    """A random floating-point argument, standard-normal numbers times `factor`."""
+    shape = tuple(evaluate(extent, sizes) for extent in param.shape)
+    return (factor * rng.standard_normal(shape, np.float32)).astype(param.dtype.numpy)
+
+
 def arguments(
     params: Sequence[Param], rng: np.random.Generator, sizes: Mapping[str, int], given: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 
 import numpy as np
@@ -20,7 +21,8 @@ _LAYOUTS = {
 
 
 def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
-    """One value as `dtype`; integers must fit, and must be integers, which bool is not. Raises `SpecError`."""
+    """One value as `dtype`, floats rounded; finite ones must fit, and integers be integers, which bool is not. Raises
+    `SpecError`."""
     layout = _LAYOUTS.get(dtype.name)
     if layout is not None and type(value) is (float if dtype.is_float else int):
         with contextlib.suppress(struct.error, OverflowError):
@@ -33,4 +35,8 @@ def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
         limits = np.iinfo(kind)
         if array.dtype.kind not in "iu" or not limits.min <= int(array) <= limits.max:
             raise SpecError(f"{label}: must be an integer within {limits.min} … {limits.max} (got {value!r})")
-    return array.astype(kind).tobytes()
+    with np.errstate(over="ignore"):
+        found = array.astype(kind)
+    if dtype.is_float and math.isfinite(float(array)) and not math.isfinite(float(found)):
+        raise SpecError(f"{label}: must be a number that {dtype} has, or inf or nan (got {value!r})")
+    return found.tobytes()

@@ -1,4 +1,5 @@
-"""An example of prefill: lengths, tokens dealt out to a batch, and what each row of out and lse must hold."""
+"""An example of prefill: lengths, tokens dealt out to a batch, large queries, and what each row of out and lse must
+hold."""
 
 from __future__ import annotations
 
@@ -35,8 +36,11 @@ def past(prefill: Prefill, arguments: Arrays) -> lengths.Past:
 
 
 def given(prefill: Prefill, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Lengths, tables and scales; in a batch the tokens are dealt out and the lengths drawn at random."""
+    """Lengths, tables and scales; in a batch the tokens are dealt out and the lengths drawn at random. With `q_factor`
+    queries are normal numbers times that."""
     import numpy as np
+
+    from ptxgen.spec.examples import scaled
 
     attention = prefill.attention
     cache = attention.cache
@@ -54,6 +58,8 @@ def given(prefill: Prefill, rng: np.random.Generator, sizes: Mapping[str, int]) 
             out[name] = np.array([length], np.int32) if prefill.indirect else length
     if attention.variant.head_scales:
         out |= given_head_scales(rng, attention.problem.n_kv_heads)
+    if sizes["q_factor"] != 1:
+        out["q"] = scaled(attention.problem.q(), rng, sizes, sizes["q_factor"])
     return out | cache.given_scales(rng, sizes, 0.005, 0.02)
 
 
