@@ -63,7 +63,7 @@ class PersistentStep(Fields):
     golden_lines = 3000
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = (
         dict(
-            n_layers=1, dim=64, hidden=2112, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,
+            n_layers=1, dim=64, hidden=2080, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,
             shared_bytes=100000,
         ),
         dict(

@@ -63,6 +63,9 @@ class HalfResults:
             if at.crowded and self.spec.activation:
                 left = b.op("mul.lo.u32", "tile_left", tasks.token_tile, at.tokens)
                 b.op("sub.s32", left, tasks.count, left)
+                if self.spec.packed_out:
+                    b.note("zeros are wanted behind the last token: no round is left out")
+                    b.op("max.s32", left, left, at.tokens)
         build_rounds(b, at, self.meeting, "results", self._leave, self._take, left=left)
 
     def _begin(self, tasks: Tasks) -> None:

@@ -102,6 +102,7 @@ class Geometry:
     carried: bool  # warps beside the copying one store results: `epilogue/carried.py`
     activated: bool  # scales and an activation take registers beside the sums
     tight: bool  # weights that are converted leave few
+    scarce: bool  # and so does gate and up in e4m3: `registers.scarce`
     roots: bool  # a warp beside the copying one finds the roots of tokens' mean squares: `epilogue/norms.py`
 
     @classmethod
@@ -161,7 +162,8 @@ class Geometry:
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.tiles * scales, registers.most_sums(spec, shape), exact, *promoted, together, results, groups, halves,
             spec.stream, turns, spec.by_row, pipelined, factored, apart, _carries(spec, tokens, shape),
-            spec.scaled and bool(spec.activation) and spec.parts == 1, tight, bool(spec.norm),
+            spec.scaled and bool(spec.activation) and spec.parts == 1, tight,
+            registers.scarce(spec, tokens, shape), bool(spec.norm),
         )  # fmt: skip
 
     @property
@@ -176,10 +178,12 @@ class Geometry:
 
     @property
     def crowded(self) -> bool:
-        """Whether products whose sums are short, an activation of sums with scales, or weights that are converted leave
-        so few registers that what a tile needs once, it finds anew."""
+        """Whether products whose sums are short, an activation of sums with scales, weights that are converted, or what
+        `registers.scarce` names leave so few registers that what a tile needs once, it finds anew."""
         if self.tight:
             return self.shape.split == 1  # else what is asked for early needs it
+        if self.scarce:
+            return True
         if self.activated and self.shorts == 0:
             table = registers.CROWDED_ACTIVATED | (registers.CROWDED_STREAM if self.streams else {})
             return self.sums >= table.get((self.shape.groups, self.shape.blocks), self.sums + 1)
@@ -235,7 +239,7 @@ class Geometry:
     def shares_of_registers(self) -> tuple[int, int]:
         """Of a thread that copies and of one that multiplies, where those that copy give up some (`wide`)."""
         if self.carried:
-            return registers.CARRIED_REGISTERS
+            return registers.of_carried(self.tokens, self.row_groups)
         scarce = self.shape.groups == 2 and (self.pipelined or self.crowded)
         return registers.FACTORED_REGISTERS if scarce else registers.REGISTERS[self.shape.groups]
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose results other warps store
 CARRIED_SPILLS = 224  # tokens of tiles of two warpgroups that spilled 64 bytes
+CARRIED_WHOLE = (160, 192)  # where the warp that copies spilled 20 to 28 bytes if its lanes bring rows one by one
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
 SLICED_TOKENS = SLICES * GROUP  # whole octets of each of them
 
@@ -66,7 +67,15 @@ def of_carried(spec: PackedProduct, tokens: int, shape: Shape) -> str:
         Want(shape.groups < 3 or tokens <= CARRIED_BY_THREE,
              f"of tiles of 192 rows it is for at most {CARRIED_BY_THREE} tokens", f"tokens={tokens}",
              f"tokens={CARRIED_BY_THREE}"),
+        Want(tokens not in CARRIED_WHOLE or shape.groups != 2 or shape.share > 1 or _is_whole(spec, shape),
+             f"of {tokens} tokens, which CTAs do not share, it is for whole tiles of rows", f"n={spec.n}", "share=2"),
     ))  # fmt: skip
+
+
+def _is_whole(spec: PackedProduct, shape: Shape) -> bool:
+    """Whether every CTA has all its rows of weights: then one lane of the copying warp brings them."""
+    of_whole = spec.parts * spec.kind.records(spec.n) - shape.last * shape.unit_records
+    return of_whole % (shape.unit_records * shape.units) == 0
 
 
 def of_slices(spec: PackedProduct) -> str:

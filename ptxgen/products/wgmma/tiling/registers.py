@@ -10,8 +10,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from ptxgen.dtypes import f32
-from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_ROWS_FIRST, Shape
+from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_ROWS_FIRST, Shape, stores_halves
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
@@ -45,13 +44,20 @@ class Tight(NamedTuple):
 
 # by precision and warpgroups; exact products then convert one chunk at a time
 TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
-# formats that do not spill with 128 tokens, an activation and packed results
-ROOMY = ("e4m3", "e4m3_channel", "e4m3_block", "q6_k")
+# formats with a zero point for few columns, or scales of scales: with 128 tokens and three warpgroups they spill beside
+# a residual stream, and where CTAs share tokens
+SCARCE = ("q4_1", "q5_1", "q4_k")
 LARGEST_PIECE = 128  # tokens of one product with short sums
 # Registers of a thread that copies and of one that multiplies, after the copying warpgroup has given up some of its
 # own; by the number of warpgroups that multiply. At the start all threads have 168, 128 or 96.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 CARRIED_REGISTERS = (48, 224)  # the same, if two warps beside the copying one store results
+# and with 256 tokens and these numbers of tiles of rows, where ptxas spilled 16 bytes of the warps that store: of 2 to
+# 470 all even numbers and the odd ones from 131 to 201 were tried.
+CARRIED_ROOMY = (64, 216)
+ROOMY_TILES = frozenset((
+    137, 138, 142, 143, 144, 145, 146, 149, 150, 151, 161, 162, 163, 179, 180, 181, 182, 191, 192, 193, 194, 195,
+))  # fmt: skip
 FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the tile is crowded
 FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
 PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
@@ -122,11 +128,23 @@ def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fact
     return promoted
 
 
+def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
+    """Whether registers are too few for gate and up in e4m3: ptxas spilled 4 bytes where SiLU's results have 16 bits,
+    of most matrices."""
+    gate = spec.scaled and not spec.promotes and spec.gated and spec.activation == "silu" and stores_halves(spec)
+    return gate and shape.groups == 2 and tokens * shape.blocks == MOST_SUMS[2]
+
+
+def of_carried(tokens: int, row_groups: int) -> tuple[int, int]:
+    """Registers of a thread that copies or stores, and of one that multiplies, where other warps store results."""
+    return CARRIED_ROOMY if tokens > MOST_ADDED and row_groups in ROOMY_TILES else CARRIED_REGISTERS
+
+
 def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for sums and for weights that are being converted. Without this rule ptxas spilled
-    4 to 56 bytes in these cases: two warpgroups with `stream`; three warpgroups, whose threads have 128 registers each;
-    one warpgroup with exact gate and up in int4_g128 and a split k. For three warpgroups with 128 tokens and no
-    `stream`, `_spilled` lists what spilled."""
+    4 to 60 bytes in these cases: two warpgroups with `stream`, or with an activation of one matrix; three warpgroups,
+    whose threads have 128 registers each; one warpgroup with exact gate and up in int4_g128 and a split k. For three
+    warpgroups with 128 tokens and no `stream`, `_spilled` lists what spilled."""
     if not spec.converts:
         return False
     how = (spec.precision, shape.groups)
@@ -134,6 +152,8 @@ def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
         return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
     if how == ("fast", 3) and tokens == MOST_SUMS[4] and not spec.stream:
         return _spilled(spec, shape)
+    if how == ("fast", 2) and spec.activation and not spec.gated and tokens * shape.blocks >= TIGHT[how].sums:
+        return True
     found = TIGHT.get(how)
     if found is None or tokens * shape.blocks < found.sums:
         return False
@@ -141,12 +161,14 @@ def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 
 def _spilled(spec: PackedProduct, shape: Shape) -> bool:
-    """Whether ptxas spilled in tiles of 192 rows by 128 tokens: it depends on the format and on what else the tile
-    computes (residual, bias, activation)."""
-    if spec.activation and spec.packed_out:
-        return spec.weights not in ROOMY
+    """Whether ptxas spilled in tiles of 192 rows by 128 tokens, of some matrices at least: it depends on the format and
+    on what else the tile computes (residual, bias, activation, packed results)."""
     shared = shape.share > 1
-    activated = spec.activation and (shared or spec.out_dtype != f32)
-    beside = spec.residual or activated or (spec.bias and shared)
-    seen = {"q5_k": True, "int4_g32": spec.residual and shared, "q6_k": spec.residual and shape.split > 1}
-    return bool(seen.get(spec.weights, spec.kind.has_mins and beside))
+    seen = {
+        "q5_k": True,
+        "q6_k": spec.residual and shape.split > 1,
+        "q5_0": shared and (spec.residual or spec.bias),
+        "int4_g32": spec.residual,
+        **dict.fromkeys(SCARCE, shared or spec.residual),
+    }
+    return bool(spec.activation) or spec.packed_out or bool(seen.get(spec.weights))

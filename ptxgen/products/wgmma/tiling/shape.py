@@ -63,6 +63,13 @@ CODE_TILES = (
 CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
 # Exact tiles of 128 rows in units of rows that spilled 4 to 16 bytes: formats and tokens, by whether gate and up.
 SPILLING = {False: frozenset({("q5_0", 64)}), True: frozenset({("q5_0", 64), ("q8_0", 32)})}
+# Formats in units of rows that spilled 4 to 120 bytes where two CTAs of one warpgroup share a multiprocessor, by
+# precision, whether gate and up, and tokens. With the first they wait for every chunk; with the others a CTA has the
+# multiprocessor to itself.
+BY_CHUNKS = {("exact", False, 64): ("q8_0",)}
+ALONE_BY_ROW = {
+    ("exact", False, 64): ("q5_0", "int4_g32"), ("exact", True, 32): ("q8_0",), ("fast", True, 64): ("q4_k", "q5_k"),
+}  # fmt: skip
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups of a CTA; with more, threads have too few registers to read or multiply much at once
 MOST_HELD = 108  # other registers that leave room for fragments of four chunks, twice, with two CTAs a multiprocessor
@@ -152,7 +159,12 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     if spec.by_row:  # else a deeper ring is faster
         many = row_tiles > CLUSTERS[split]
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
+    what = (spec.precision, spec.gated, tokens)
+    if spec.by_row:
+        fits &= spec.weights not in ALONE_BY_ROW.get(what, ())
     beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream) and not spec.carried
+    if beside and spec.by_row and spec.weights in BY_CHUNKS.get(what, ()):
+        part = 1
     if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
         plain = parts == 1 and isinstance(spec.kind, Half) and not spec.programmatic
         least, most = (LONG_PLAIN if plain else LONG).get((groups, tokens), (0, 0))
