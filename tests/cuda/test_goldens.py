@@ -6,6 +6,9 @@ goldens are chosen so that every branch of every template is in one of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,15 +19,18 @@ from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import Trial, trial
 from ptxgen.spec.examples import poison
 from tests.golden.test_goldens_run import CASES, _arguments, has_past
+from tests.support.draws import trials
 
 pytestmark = pytest.mark.gpu
+NONE: Mapping[str, int] = MappingProxyType({})
 
 
-def launched(case: Case, device: Device) -> Trial:
-    """The golden's text on a device, with arguments that are the same for every device."""
-    given: dict[str, Any] = {"seed": 7}
+def launched(case: Case, device: Device, sizes: Mapping[str, int] = NONE) -> Trial:
+    """The golden's text on a device, with arguments that are the same for every device; of its first trial, or of
+    `sizes`."""
+    given: dict[str, Any] = {"seed": 7, **sizes}
     if has_past(case):
-        sizes = case.spec.trials[0]
+        sizes = sizes or case.spec.trials[0]
         given |= {**sizes, "arguments": _arguments(case, sizes, poison)[0]}
     return trial(case.spec, device, target=case.target, **given).require()
 
@@ -38,6 +44,14 @@ def need(case: Case, gpu: Device) -> None:
 def test_golden_matches_its_reference(file: str, gpu: Device) -> None:
     need(CASES[file], gpu)
     launched(CASES[file], gpu)
+
+
+@pytest.mark.parametrize("file", [file for file, case in CASES.items() if len(case.spec.trials) > 1])
+def test_golden_matches_its_reference_in_all_trials(file: str, gpu: Device) -> None:
+    """Which reach what the first does not: loops for sums that overflow, other splits, lengths of none."""
+    need(CASES[file], gpu)
+    for sizes in islice(trials(CASES[file].spec), 1, None):
+        launched(CASES[file], gpu, sizes)
 
 
 @pytest.fixture(scope="module")
