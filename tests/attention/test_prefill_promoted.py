@@ -16,7 +16,7 @@ from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.attention.prefill.wgmma.tile import MOST_ALONE, MOST_TURNED, promotes, wgmma_tile
 from ptxgen.kernels import MultiHeadAttention
-from ptxgen.runtime import open_device
+from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from tests.attention.test_prefill_8_bits import E4M3, TARGET, attend, batch, spec
@@ -25,7 +25,13 @@ from tests.tools.mutations import deletions
 
 SHORT: dict[str, Any] = {**E4M3, "fp8": True, "max_len": MOST_TURNED}
 LONG = {**SHORT, "max_len": MOST_TURNED + 8}
+MANY = 32768  # keys of which tensor cores alone lose a third
 ROUNDING = 2e-3  # of outputs in bf16, whose sums differ in last bits
+SETTLED = "    mov.f32 %carry0, 0f3F800000;\n    mov.f32 %carry1, 0f3F800000;\n"
+PROMOTED = "$promote_careful_end:"
+PASS = "    bar.arrive %next_turn, 256;\n"
+EARLY = f"    @%goes_on bra $promote_careful_end;\n{PASS}"
+LATE = f"    @!%goes_on bra $careful_turn_end;\n{PASS}"
 
 
 def run(one: MultiHeadAttention, text: str, mode: str, given: dict[str, Any]) -> np.ndarray:
@@ -43,32 +49,40 @@ def run(one: MultiHeadAttention, text: str, mode: str, given: dict[str, Any]) ->
     return out
 
 
-def arguments(one: MultiHeadAttention, kv_len: int, rising: float = 1.0) -> dict[str, Any]:
-    """Of 5 tokens; the first third of the keys, which come last, are `rising` times as large."""
+def arguments(one: MultiHeadAttention, kv_len: int, rising: float = 1.0, raised: int = -1) -> dict[str, Any]:
+    """Of 5 tokens; the first third of the keys, which come last, are `rising` times as large. `raised`: the key whose
+    probability is 2^9.5 times that of each other, which all have the same."""
     given = one.example(np.random.default_rng(2), **{**one.sizes, "n_tokens": 5, "kv_len": kv_len})
     k = given["k"].astype(np.float32)
     k[..., : kv_len // 3, :] *= rising
+    if raised >= 0:
+        k[:] = 0
+        k[..., raised, :] = 1
+        given["q"] = np.ones_like(given["q"])
+        given["k_scale"][:] = 9.5 * np.log(2) / np.sqrt(one.head_dim)  # times head_dim products, over its root
     given["k"] = k.astype(given["k"].dtype)
     return given
 
 
 @cache
-def alone(kv_len: int, rising: float, head_dim: int, **fields: Any) -> np.ndarray:
+def alone(kv_len: int, head_dim: int, rising: float, raised: int, **fields: Any) -> np.ndarray:
     """What the kernel without sums in f32 makes of them."""
     one = spec(head_dim=head_dim, **SHORT, **fields)
     assert not promotes(one.prefill)
-    return run(one, generate(one, TARGET).text, "fast", arguments(one, kv_len, rising))
+    return run(one, generate(one, TARGET).text, "fast", arguments(one, kv_len, rising, raised))
 
 
-def difference(text: str | None, mode: str, kv_len: int, head_dim: int, rising: float = 1.0, **fields: Any) -> float:
+def difference(
+    text: str | None, mode: str, kv_len: int, head_dim: int, rising: float = 1.0, raised: int = -1, **fields: Any
+) -> float:
     """Of the kernel with sums in f32, or of a text in its place, from the one without."""
     one = spec(head_dim=head_dim, **LONG, **fields)
     assert promotes(one.prefill)
-    given = arguments(replace(one, max_len=MOST_TURNED), kv_len, rising)
+    given = arguments(replace(one, max_len=MOST_TURNED), kv_len, rising, raised)
     for x in "kv":  # the same keys in a longer cache, behind which nothing may be read
         room = np.full_like(given[x][..., : LONG["max_len"] - MOST_TURNED, :], np.nan)
         given[x] = np.concatenate([given[x], room], axis=-2)
-    wanted = alone(kv_len, rising, head_dim, **fields)
+    wanted = alone(kv_len, head_dim, rising, raised, **fields)
     got = run(one, text or generate(one, TARGET).text, mode, given)
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
@@ -88,13 +102,23 @@ def test_maxima_that_are_raised_behind_sums(mode: str, head_dim: int) -> None:
         assert difference(None, mode, 1300, head_dim, rising) < ROUNDING
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("kv_len", [1024, 1407, 1536])
+def test_one_key_raises_the_maximum(head_dim: int, kv_len: int) -> None:
+    """In the first tile and in every run behind it: what was added up before counts as much as that key, and is
+    multiplied once. The last addition comes at the end of a run, within one, or begins one."""
+    for raised in (100, 390, 700, 1000, 1100, 1290, 1500):
+        if raised < kv_len:
+            assert difference(None, "fast", kv_len, head_dim, raised=raised) < ROUNDING
+
+
 @pytest.mark.parametrize(
     "fields",
-    [{"n_heads": 6}, {"window": 4000, "sinks": True}, {"layout": "heads", "indirect": True}, {"q_dtype": "f16"}],
+    [{"n_heads": 6}, {"sinks": True}, {"layout": "heads", "indirect": True}, {"q_dtype": "f16"}],
     ids=str,
 )
 def test_options(fields: dict[str, Any]) -> None:
-    assert difference(None, "check", 1100, 128 if "window" in fields else 64, **fields) < ROUNDING
+    assert difference(None, "check", 1100, 128 if "sinks" in fields else 64, **fields) < ROUNDING
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -122,22 +146,41 @@ def test_tokens_of_several_tiles_of_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "rising", "old", "new"),
+    ("head_dim", "given", "old", "new"),
     [
-        (32, 1.0, ", %v_matrix, %goes_on, 1, 1;", ", %v_matrix, 1, 1, 1;"),  # sums are added, but do not begin anew
-        (32, 1.0, "@%goes_on bra $promote_careful_end;", "bra.uni $promote_careful_end;"),
-        (32, 6.0, "    mul.f32 %carry0, %carry0, %correction0;\n", ""),
-        (32, 1.0, "fma.rn.f32 %total0, %total0, %carry0, %acc0;", ""),
-        (32, 1.0, "fma.rn.f32 %acc15, %total15, %carry1, %acc15;", ""),
-        (32, 1.0, "fma.rn.f32 %row_total1, %row_total1, %carry1, %sum2;", ""),
-        (96, 1.0, "fma.rn.f32 %stored_total3, %stored_total3, %carry1, %acc47;", ""),
-        (96, 1.0, "fma.rn.f32 %stored_total1, %stored_total1, %carry1, %sum2;", ""),
+        (32, {}, ", %v_matrix, %goes_on, 1, 1;", ", %v_matrix, 1, 1, 1;"),  # sums are added, but do not begin anew
+        (32, {}, "@%goes_on bra $promote_careful_end;", "bra.uni $promote_careful_end;"),
+        (32, {"rising": 6.0}, "    mul.f32 %carry0, %carry0, %correction0;\n", ""),
+        (32, {}, "fma.rn.f32 %total0, %total0, %carry0, %acc0;", ""),
+        (32, {}, "fma.rn.f32 %acc15, %total15, %carry1, %acc15;", ""),
+        (32, {}, "fma.rn.f32 %row_total1, %row_total1, %carry1, %sum2;", ""),
+        (96, {}, "fma.rn.f32 %stored_total3, %stored_total3, %carry1, %acc47;", ""),
+        (96, {}, "fma.rn.f32 %stored_total1, %stored_total1, %carry1, %sum2;", ""),
+        *((head_dim, {"raised": 390}, f"{SETTLED}{PROMOTED}", PROMOTED) for head_dim in (32, 64, 96, 128)),
     ],
 )
-def test_sums_that_are_put_wrong(head_dim: int, rising: float, old: str, new: str) -> None:
+def test_sums_that_are_put_wrong(head_dim: int, given: dict[str, Any], old: str, new: str) -> None:
     text = generate(spec(head_dim=head_dim, **LONG), TARGET).text
     assert old in text
-    assert not difference(text.replace(old, new), "fast", 1400, head_dim, rising) < 10 * ROUNDING
+    assert not difference(text.replace(old, new), "fast", 1400, head_dim, **given) < 10 * ROUNDING
+
+
+@pytest.mark.parametrize("head_dim", [96, 128])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (LATE, PASS),  # a turn is passed on twice
+        (LATE, ""),
+        (EARLY, EARLY.removesuffix(PASS)),
+    ],
+    ids=["late, too", "not late", "not early"],
+)
+def test_turns_that_are_passed_on_wrong(head_dim: int, old: str, new: str) -> None:
+    """Before the sums in shared memory, else within the product with V, and once."""
+    text = generate(spec(head_dim=head_dim, **LONG), TARGET).text
+    assert text.count(old) == 1
+    with pytest.raises(ExecutionError):
+        difference(text.replace(old, new), "check", 1300, head_dim)
 
 
 @pytest.mark.parametrize("head_dim", [32, 96])
@@ -150,6 +193,32 @@ def test_waits_that_matter(head_dim: int) -> None:
     for mutation in matter:
         with pytest.raises((ExecutionError, AssertionError)):
             assert difference(mutation.text, "check", 1300, head_dim) < ROUNDING
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_many_keys_on_a_gpu(gpu: Device, head_dim: int) -> None:
+    """Values have a mean, so the error of exact sums falls with the keys. A model of tensor cores that add up alone is
+    off by 0.27, with sums in f32 by 0.0011; outputs are in bf16."""
+    one = spec(head_dim=head_dim, n_heads=2, n_kv_heads=1, **{**LONG, "max_len": MANY}, lse=False)
+    given = one.example(np.random.default_rng(1), n_tokens=64)
+    given["v"] = (given["v"].astype(np.float32) + 0.5).astype(given["v"].dtype)
+    trial(one, gpu, target=TARGET, arguments=given, limit=0.01, n_tokens=64).require()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("raised", [100, 390, 700, 1100, 1290])
+def test_one_key_raises_the_maximum_on_a_gpu(gpu: Device, head_dim: int, raised: int) -> None:
+    """Beside the executor, as probabilities in e5m2 are off by more than the factors that are tried here."""
+    one = spec(head_dim=head_dim, **LONG, lse=False)
+    given = arguments(one, 1407, raised=raised)
+    got, wanted = (
+        trial(one, device, target=TARGET, arguments=given, limit=0.5, n_tokens=5).require().outputs["out"]
+        for device in (gpu, open_device("cpu"))
+    )
+    error = np.linalg.norm(got.astype(np.float64) - wanted.astype(np.float64))
+    assert error < 0.02 * np.linalg.norm(wanted.astype(np.float64))
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
@@ -174,7 +243,8 @@ def test_places_of_sums(head_dim: int) -> None:
         ({"max_len": 1 << 20}, True),
         ({"max_len": 1 << 20, "batched": True}, True),
         ({"max_len": 1 << 20, "window": 1024}, False),
-        ({"max_len": 1 << 20, "window": MOST_TURNED}, True),
+        ({"max_len": 1 << 20, "window": MOST_TURNED}, False),
+        ({"max_len": 1 << 20, "window": 1 << 20}, False),
         ({"head_dim": 160}, False),
     ],
     ids=str,
@@ -193,7 +263,8 @@ def test_where_sums_are_in_f32(fields: dict[str, Any], promoted: bool) -> None:
         {"layout": "heads"},
         {"batched": True},
         {"batched": True, "causal": False, "n_heads": 2, "scale": 3.0},
-        {"n_heads": 6, "window": 4500, "sinks": True, "q_dtype": "f16"},
+        {"n_heads": 6, "sinks": True, "q_dtype": "f16"},
+        {"n_heads": 2, "n_kv_heads": 2, "layout": "heads", "indirect": True},
         {"n_heads": 8, "causal": False, "indirect": True, "sinks": True, "programmatic": True, "lse": False},
     ],
     ids=str,

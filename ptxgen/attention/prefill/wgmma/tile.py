@@ -27,8 +27,8 @@ MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
-MOST_TURNED = 4096  # keys that a row may see where tensor cores alone add up products in 8 bits, with some 14 bits
-MOST_ALONE = 512  # keys that they add up where it may see more: then sums in f32 take these
+MOST_TURNED = 4096  # the largest max_len where tensor cores alone add up products in 8 bits, with some 14 bits
+MOST_ALONE = 512  # keys that they add up of longer caches: then sums in f32 take these
 WIDEST_PROMOTED = 128  # the largest head_dim with room for such sums
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
@@ -249,7 +249,7 @@ _TURNED: tuple[_Row, ...] = (
     (192, 2, 96, True, 72, 216, False),
 )
 # By the largest head_dim: registers of a consumer thread for sums in f32, so that none are spilled.
-_SUMS_KEPT = ((64, 32), (96, 32), (WIDEST_PROMOTED, 12))
+_SUMS_KEPT = ((96, 32), (WIDEST_PROMOTED, 12))
 
 
 @lru_cache(maxsize=64)
@@ -290,24 +290,17 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
 def turns(prefill: Prefill) -> bool:
     """Whether V becomes an array by element in memory first: wgmma multiplies e4m3 values along rows alone. Pages and
     rings keep their values by key: an array of all that they may hold would be larger than they are. So do caches
-    without a max_len, and wide rows where sums in f32 are needed, for which there is no room."""
+    without a max_len. Longer ones than MOST_TURNED need sums in f32, for which wide rows have no room; with a window
+    all of V would be written for the few keys of it."""
     cache = prefill.attention.cache
     if not prefill.fp8 or not cache.max_len or cache.page_size or cache.ring:
         return False
-    return not _sees_many(prefill) or prefill.dim <= WIDEST_PROMOTED
+    return cache.max_len <= MOST_TURNED or (not prefill.attention.variant.window and prefill.dim <= WIDEST_PROMOTED)
 
 
 def promotes(prefill: Prefill) -> bool:
     """Whether products in 8 bits are added up in f32 every few tiles."""
-    return turns(prefill) and _sees_many(prefill)
-
-
-def _sees_many(prefill: Prefill) -> bool:
-    """Whether a tile of rows may see more than MOST_TURNED keys."""
-    seen, window = prefill.attention.cache.max_len, prefill.attention.variant.window
-    if window:
-        seen = min(seen, window + ROWS * FEWEST)  # with the rows between an item's first and last
-    return seen > MOST_TURNED
+    return turns(prefill) and prefill.attention.cache.max_len > MOST_TURNED
 
 
 def makes_rows(prefill: Prefill) -> bool:

@@ -16,7 +16,8 @@ from ptxgen.builder.values import Not, Reg
 from ptxgen.idioms.convert import RUN, clear, load_words, scratch, store_words
 
 AT_ONCE = 4  # values of a place: two of each of the thread's rows
-OF_ROW = (0, 0, 1, 1)  # of accumulators, by their numbers
+OF_ACCUMULATORS = (0, 0, 1, 1)  # their rows, by their numbers; then again
+OF_SUMS = (0, 1)
 
 
 class Promoted:
@@ -68,23 +69,24 @@ class Promoted:
     def _add(self, *, into: bool) -> None:
         """Sums times their factors plus accumulators become these (`into`), or the sums; part of an open fragment."""
         b, count = self.b, len(self.kept)
-        self._add_some(self.kept, self.acc[:count], into=into)
+        self._add_some(self.kept, self.acc[:count], OF_ACCUMULATORS, into=into)
         if not self.tile.sums_stored:
-            self._add_some(self.row_totals, self.sums, into=into)
+            self._add_some(self.row_totals, self.sums, OF_SUMS, into=into)
             return
         b.note("those in shared memory; the last are of probabilities")
         at, stored = self._place(), self._stored()
-        places = [self.acc[first : first + AT_ONCE] for first in range(count, len(self.acc), AT_ONCE)]
-        for number, values in enumerate([*places, self.sums]):
+        firsts = range(count, len(self.acc), AT_ONCE)
+        places = [(self.acc[first : first + AT_ONCE], OF_ACCUMULATORS) for first in firsts]
+        for number, (values, rows) in enumerate([*places, (self.sums, OF_SUMS)]):
             b.note(f"{values[0].name} and those after it", after=RUN)
             totals, offset = stored[: len(values)], self._offset(AT_ONCE * number)
             load_words(b, totals, at, offset, space="shared")
-            self._add_some(totals, values, into=into)
+            self._add_some(totals, values, rows, into=into)
             if not into:
                 store_words(b, at, totals, offset, space="shared")
 
-    def _add_some(self, totals: Sequence[Reg], values: Sequence[Reg], *, into: bool) -> None:
-        rows = OF_ROW if len(values) > len(self.carry) else range(len(self.carry))
+    def _add_some(self, totals: Sequence[Reg], values: Sequence[Reg], rows: Sequence[int], *, into: bool) -> None:
+        """The same of some, whose `rows` come again and again; part of an open fragment."""
         for i, (total, value) in enumerate(zip(totals, values, strict=True)):
             carry = self.carry[rows[i % len(rows)]]
             self.b.op("fma.rn.f32", value if into else total, total, carry, value)
