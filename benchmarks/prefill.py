@@ -31,7 +31,6 @@ from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
 from benchmarks.report.sentence import in_a_sentence
 from ptxgen.attention.prefill.loops import tiles
-from ptxgen.attention.prefill.wgmma.tile import MOST_TURNED
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention
 
@@ -70,8 +69,8 @@ def ours(name: str = "", **more: Any) -> Prepare:
         [(tokens, keys)] = sequences(case)
         kv_kind = case.get("kv_dtype", kind)
         shape |= {"head_scales": kv_kind == "e4m3", "fp8": case.get("fp8", False)}
-        if case.get("fp8") and keys <= MOST_TURNED:
-            shape["max_len"] = keys
+        if case.get("fp8"):
+            shape["max_len"] = keys  # without one, values would be converted on the way
         spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kv_kind, layout="heads")
         if not supports(spec, target_of(name)):
             raise Declined

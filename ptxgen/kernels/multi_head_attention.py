@@ -95,11 +95,14 @@ class MultiHeadAttention(KernelType):
     32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
     its scale, and multiplied with the e4m3 keys directly: for random queries a row of the output is off by some 3 % in
     the 2-norm. Where max_len is given and at most 4096, without pages and rings, probabilities are e5m2, too, and meet
-    the e4m3 values, which are first written by element to a workspace as large as V: a row is off by some 6 %, with
-    large queries 8 %, and lse by some 0.01, where one key has most of the weight by up to 0.13. `widened` (sm_90a,
-    head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are converted to 16
-    bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many tokens
-    (`fastest` decides); the output is that of such a cache.
+    the e4m3 values, which are first written by element to a workspace as large as V (max_len keys, of a batch for each
+    sequence): a row is off by some 6 %, with large queries 8 %, and lse by some 0.01, where one key has most of the
+    weight by up to 0.13. So it is with a larger max_len, too, without a window and with a head_dim of at most 128.
+    Products are then added up in f32 every 512 keys at most, which has not run on a GPU yet. Each launch writes all
+    values that some token sees, even for few tokens; without a max_len values are not written, and become 16-bit ones.
+    `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are
+    converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
+    tokens (`fastest` decides); the output is that of such a cache.
     """
 
     bundled_as = "prefill"
@@ -155,6 +158,7 @@ class MultiHeadAttention(KernelType):
         r" wait .*%q\d_empty_over": "does not matter: a CTA has one item; test_prefill_wgmma gives it several",
         r" arrival .*%(q_barrier\+80|k_barrier\+16|v_barrier\+48)": "does not matter: nothing waits for it any more",
         r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
+        r"_l4104_fp8 fence .*wgmma\.fence": "registers that were only read since the product before: a GPU needs it",
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r"_batched.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
         r"_no_causal_batched.* wait .*%v_full_over": "found in random order: the copying lane waits for the last "
@@ -200,6 +204,7 @@ class MultiHeadAttention(KernelType):
         dict(
             head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, batched=True, page_size=16, fp8=True,
         ),
+        dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=4104, fp8=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, scale=24.0),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True, widened=True),
         dict(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import struct
 
 import numpy as np
 
 from ptxgen.dtypes import DType
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 
 _LAYOUTS = {
     name: struct.Struct(f"<{letter}")
@@ -28,15 +27,24 @@ def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
         with contextlib.suppress(struct.error, OverflowError):
             return layout.pack(value)
     kind = dtype.numpy
-    array = np.asarray(value)
+    number = value
+    if dtype.is_float and type(value) is int:
+        with contextlib.suppress(OverflowError):
+            number = float(value)  # from 2^64 on NumPy makes no numbers of integers
+    array = np.asarray(number)
     if array.ndim or array.dtype.kind not in "iufV":
-        raise SpecError(f"{label}: must be one {dtype} value (got {value!r})")
+        raise SpecError(f"{label}: must be one {dtype} value (got {brief(value)})")
     if not dtype.is_float:
         limits = np.iinfo(kind)
         if array.dtype.kind not in "iu" or not limits.min <= int(array) <= limits.max:
             raise SpecError(f"{label}: must be an integer within {limits.min} … {limits.max} (got {value!r})")
     with np.errstate(over="ignore"):
         found = array.astype(kind)
-    if dtype.is_float and math.isfinite(float(array)) and not math.isfinite(float(found)):
-        raise SpecError(f"{label}: must be a number that {dtype} has, or inf or nan (got {value!r})")
+    if dtype.is_float and (np.isinf(array) != np.isinf(found) or np.isnan(array) != np.isnan(found)):
+        raise SpecError(f"{label}: must be a number that {dtype} has, or {_beside(dtype)} (got {brief(value)})")
     return found.tobytes()
+
+
+def _beside(dtype: DType) -> str:
+    """What a float type has beside finite numbers."""
+    return "inf or nan" if np.isinf(np.array(np.inf).astype(dtype.numpy)) else "nan"

@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 
@@ -20,7 +20,8 @@ class Rings:
     """
 
     def __init__(self, windows: Iterable[int] | None, n_layers: int, appended: int, max_len: int) -> None:
-        given = [0] * n_layers if windows is None else list(windows) if isinstance(windows, Iterable) else []
+        listed = isinstance(windows, Iterable) and not isinstance(windows, Mapping | Set | bytes)
+        given = [0] * n_layers if windows is None else list(windows) if listed else []
         if len(given) != n_layers or any((as_index(window) or 0) < 0 or as_index(window) is None for window in given):
             raise SpecError(f"KvCache.windows: must be an int ≥ 0 for each of {n_layers} layers (got {brief(windows)})")
         self.windows, self.appended, self.max_len = tuple(map(int, given)), appended, max_len

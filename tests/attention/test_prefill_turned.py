@@ -9,7 +9,13 @@ import pytest
 
 from ptxgen import ExecutionError, generate
 from ptxgen.attention.prefill.wgmma.consumer.softmax_e5m2 import BELOW, ONE, STEPS, TOP
-from ptxgen.attention.prefill.wgmma.tile import MOST_TURNED, SWIZZLED_ROW, turns, wgmma_tile
+from ptxgen.attention.prefill.wgmma.tile import (
+    MOST_TURNED,
+    SWIZZLED_ROW,
+    WIDEST_PROMOTED,
+    turns,
+    wgmma_tile,
+)
 from ptxgen.attention.prefill.wgmma.workspace.transposed_values import GROUP, KEYS_IN_ORDER, Lanes
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
@@ -135,7 +141,11 @@ def test_bits_that_are_made_of_scores() -> None:
     ("fields", "turned"),
     [
         ({"max_len": MOST_TURNED}, True),
-        ({"max_len": MOST_TURNED + 1}, False),
+        ({"max_len": MOST_TURNED + 1}, True),
+        ({"max_len": MOST_TURNED + 1, "head_dim": 160}, False),
+        ({"max_len": MOST_TURNED, "head_dim": 160, "window": 1000}, True),
+        ({"max_len": MOST_TURNED + 1, "window": 1000}, False),
+        ({"max_len": MOST_TURNED + 1, "window": MOST_TURNED + 1}, False),
         ({}, False),
         ({"max_len": 200, "batched": True}, True),
         ({"max_len": 200, "batched": True, "page_size": 16}, False),
@@ -144,7 +154,8 @@ def test_bits_that_are_made_of_scores() -> None:
     ],
     ids=str,
 )
-def test_pages_rings_and_long_caches_keep_their_values_by_key(fields: dict[str, Any], turned: bool) -> None:
+def test_where_values_lie_by_element(fields: dict[str, Any], turned: bool) -> None:
+    """Not of pages and rings, and of longer caches where neither rows are wide nor a window is given."""
     one = spec(**{**FP8, **fields})
     assert turns(one.prefill) is turned
     assert ("turned_v" in [p.name for p in one.params()]) is turned
@@ -166,7 +177,14 @@ def test_the_workspace_of_values(fields: dict[str, Any], sizes: dict[str, int], 
 
 
 @pytest.mark.parametrize(
-    "fields", [{"head_dim": 128, "max_len": 300}, {"head_dim": 64, "max_len": 300, "batched": True}], ids=str
+    "fields",
+    [
+        {"head_dim": 128, "max_len": 300},
+        {"head_dim": 64, "max_len": 300, "batched": True},
+        {"head_dim": 128, "max_len": 4104},
+        {"head_dim": 96, "max_len": 4104, "batched": True},
+    ],
+    ids=str,
 )
 def test_a_device_twice(device: Device, fields: dict[str, Any]) -> None:
     """Right, and the same bytes again."""
@@ -174,9 +192,12 @@ def test_a_device_twice(device: Device, fields: dict[str, Any]) -> None:
     trial(spec(**FP8, **fields), device, target=TARGET, repeat=True, **sizes).require()
 
 
-@pytest.mark.parametrize("head_dim", range(32, 193, 32))
-def test_shared_memory_and_registers_are_within_the_chip(head_dim: int) -> None:
-    tile = wgmma_tile(head_dim, fp8=True, turned=True)
+@pytest.mark.parametrize(
+    ("head_dim", "promoted"),
+    [*((n, False) for n in range(32, 193, 32)), *((n, True) for n in range(32, WIDEST_PROMOTED + 1, 32))],
+)
+def test_shared_memory_and_registers_are_within_the_chip(head_dim: int, promoted: bool) -> None:
+    tile = wgmma_tile(head_dim, fp8=True, turned=True, promoted=promoted)
     assert tile.keys % GROUP == 0
     assert tile.keys <= SWIZZLED_ROW
     assert tile.keys % Lanes(head_dim).rows == 0

@@ -62,11 +62,11 @@ def line_info_by_default() -> bool:
     return value == "1"
 
 
-def _no_spec(given: object) -> SpecError:
+def _no_spec(given: object, label: str) -> SpecError:
     """What is said of anything but a spec."""
     instead = "; device.module(text) loads a PTX text" if isinstance(given, str | bytes) else ""
     instead = "; make_spec makes one of a name and fields" if isinstance(given, Mapping) else instead
-    return SpecError(f"load: must be a spec, KernelType(...) with its fields{instead} (got {brief(given)})")
+    return SpecError(f"{label}: must be a spec, KernelType(...) with its fields{instead} (got {brief(given)})")
 
 
 def _kind(table: Table, line_info: bool) -> str:
@@ -96,7 +96,7 @@ class ModuleCache:
     def load(self, spec: KernelType, target: object = None, line_info: bool | None = None) -> Kernel:
         """The kernel of `spec`; `target` (default: the device's) must run on the device. See `Device.load`."""
         if not isinstance(spec, KernelType):  # before it is looked up, as a list cannot be
-            raise _no_spec(spec)
+            raise _no_spec(spec, "load")
         if in_force() is not self._table:
             self._change_table()
         if line_info is not None and line_info != self.line_info:
@@ -125,7 +125,7 @@ class ModuleCache:
         specs = tuple(specs)
         for spec in specs:
             if not isinstance(spec, KernelType):
-                raise _no_spec(spec)
+                raise _no_spec(spec, "warmup")
         where = self.device.target if target is None else parse_target(target)  # type: ignore[arg-type]
         if in_force() is not self._table:
             self._change_table()

@@ -169,7 +169,7 @@ def test_a_window_longer_than_the_cache_is_none(device: Device) -> None:
 
 
 def test_what_rings_cannot_be_is_said(device: Device) -> None:
-    for windows in ((1,), (-1, 0), ("a", 0), (True, 0), 64):
+    for windows in ((1,), (-1, 0), ("a", 0), (True, 0), 64, {1: 2, 3: 4}, {5, 6}, b"ab"):
         with pytest.raises(SpecError, match=r"KvCache\.windows: must be an int ≥ 0 for each of 2 layers"):
             KvCache(device, 2, 4, 2, 8, MAX_LEN, windows=windows)
     cache = KvCache(device, 1, 4, 2, 8, MAX_LEN, windows=(WINDOW,))

@@ -27,7 +27,9 @@ MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
-MOST_TURNED = 4096  # keys of which products in 8 bits are added up by tensor cores alone, with some 14 bits
+MOST_TURNED = 4096  # the largest max_len where tensor cores alone add up products in 8 bits, with some 14 bits
+MOST_ALONE = 512  # keys that they add up of longer caches: then sums in f32 take these
+WIDEST_PROMOTED = 128  # the largest head_dim with room for such sums
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -38,7 +40,8 @@ class WgmmaTile:
     `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
     rows of out are staged in the place of those of q, where there is no room for both. `tails`: there is an mbarrier
     of the boxes of V that reach past the last key. `fp8`: q and K are of 8 bits, and rows of q have scales. `turned`:
-    so are V, which lies by element, [element][128 keys], and the probabilities.
+    so are V, which lies by element, [element][128 keys], and the probabilities. `promoted`: sums in f32 take what the
+    second product adds up.
     """
 
     dim: int
@@ -52,6 +55,7 @@ class WgmmaTile:
     tails: bool = False
     fp8: bool = False
     turned: bool = False
+    promoted: bool = False
 
     @property
     def producer_threads(self) -> int:
@@ -117,9 +121,31 @@ class WgmmaTile:
         return self.k_at + STAGES * self.kv_bytes
 
     @property
+    def tiles_alone(self) -> int:
+        """Tiles of keys that one accumulator of the second product adds up: a power of two, MOST_ALONE keys at most."""
+        return 1 << (MOST_ALONE // self.keys).bit_length() - 1
+
+    @property
+    def sums_kept(self) -> int:
+        """Sums in f32 that a thread has registers for, of dim / 2."""
+        kept = next(count for dim, count in _SUMS_KEPT if self.dim <= dim) if self.promoted else 0
+        return min(kept, self.dim // 2)
+
+    @property
+    def sums_stored(self) -> int:
+        """Sums of a thread that lie in shared memory: the others."""
+        return self.dim // 2 - self.sums_kept if self.promoted else 0
+
+    @property
+    def sums_at(self) -> int:
+        """Where these begin."""
+        return self.v_at + STAGES * self.kv_bytes
+
+    @property
     def barriers_at(self) -> int:
         """Where the mbarriers begin."""
-        return self.v_at + STAGES * self.kv_bytes
+        stored = self.sums_stored + 4 if self.sums_stored else 0  # with those of probabilities
+        return self.sums_at + 4 * stored * WARPGROUP * self.warpgroups
 
     @property
     def barriers(self) -> int:
@@ -222,17 +248,20 @@ _TURNED: tuple[_Row, ...] = (
     (128, 2, 128, True, 72, 216, False),
     (192, 2, 96, True, 72, 216, False),
 )
+# By the largest head_dim: registers of a consumer thread for sums in f32, so that none are spilled.
+_SUMS_KEPT = ((96, 32), (WIDEST_PROMOTED, 12))
 
 
 @lru_cache(maxsize=64)
 def wgmma_tile(
     dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False,
     fp8: bool = False, lean: bool = False, widens: bool = False, turned: bool = False,
+    promoted: bool = False,
 ) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
     them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are made
-    under the products. `turned`: V lies by element."""
+    under the products. `turned`: V lies by element; `promoted`: and sums in f32 take what is added up."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if turned:
         table = _TURNED
@@ -245,7 +274,7 @@ def wgmma_tile(
         row = _BY_TWO_PRODUCERS if lean else _CONVERTED.get((row[0], scaled, batched), row)
         row = _SCALED.get(dim, row) if scaled else row
     tails = maps and batched and not turned
-    return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=tails, fp8=fp8, turned=turned)
+    return WgmmaTile(dim, *row[1:], producers=2 if lean else 1, tails=tails, fp8=fp8, turned=turned, promoted=promoted)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
@@ -254,16 +283,24 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     several = cache.batched or bool(cache.ring)
     return wgmma_tile(
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill),
-        prefill.widened and not makes_at_first(prefill), turns(prefill),
+        prefill.widened and not makes_at_first(prefill), turns(prefill), promotes(prefill),
     )  # fmt: skip
 
 
 def turns(prefill: Prefill) -> bool:
     """Whether V becomes an array by element in memory first: wgmma multiplies e4m3 values along rows alone. Pages and
-    rings keep their values by key: an array of all that they may hold would be larger than they are. So do caches that
-    may hold more keys than MOST_TURNED, or say no limit: the error would grow with the keys."""
+    rings keep their values by key: an array of all that they may hold would be larger than they are. So do caches
+    without a max_len. Longer ones than MOST_TURNED need sums in f32, for which wide rows have no room; with a window
+    all of V would be written for the few keys of it."""
     cache = prefill.attention.cache
-    return prefill.fp8 and 0 < cache.max_len <= MOST_TURNED and not (cache.page_size or cache.ring)
+    if not prefill.fp8 or not cache.max_len or cache.page_size or cache.ring:
+        return False
+    return cache.max_len <= MOST_TURNED or (not prefill.attention.variant.window and prefill.dim <= WIDEST_PROMOTED)
+
+
+def promotes(prefill: Prefill) -> bool:
+    """Whether products in 8 bits are added up in f32 every few tiles."""
+    return turns(prefill) and prefill.attention.cache.max_len > MOST_TURNED
 
 
 def makes_rows(prefill: Prefill) -> bool:

@@ -14,6 +14,7 @@ from ptxgen.attention.prefill.wgmma.consumer.registers import (
 )
 from ptxgen.attention.prefill.wgmma.consumer.softmax import TileSoftmax
 from ptxgen.attention.prefill.wgmma.consumer.softmax_e5m2 import CodedSoftmax
+from ptxgen.attention.prefill.wgmma.consumer.sums_f32 import Promoted
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.tile import K_STEP, ONES, ROWS, SWIZZLED_ROW, WgmmaTile
@@ -32,6 +33,7 @@ class Consumer(ConsumerRegisters):
         super().__init__(b, spec, tile, items, dtype)
         self.ring = ring
         self.counts_as: Reg | int = 1
+        self.promoted: Promoted | None = None
         of = (b, spec, items, self.scores, 4, (0, 8), self.own)
         if tile.turned:
             codes = [self.packed[row::2] for row in range(2)]
@@ -43,6 +45,9 @@ class Consumer(ConsumerRegisters):
     def build(self, smem: Reg) -> None:
         """All of them; `smem` is where shared memory begins."""
         b = self.b
+        if self.tile.promoted:
+            self.promoted = Promoted(b, self.tile, self.acc, self.sums[::2], self.items.thread, smem)
+        promoted = self.promoted
         with b.fragment("join", "this warp's part of the rows, and the matrix descriptors"):
             self.high = b.op("mov.b32", b.reg("descriptor_high", "b32"), HIGH_WORD)
             self.locate(smem)
@@ -60,9 +65,14 @@ class Consumer(ConsumerRegisters):
         self._queries(smem)
         self._tiles()
         self._products()
-        sums = [self.sums[2 * row : 2 * row + 2] for row in range(2)]
+        sums = [list(self.sums[2 * row : 2 * row + 2]) for row in range(2)]
         if not self.tile.turned:
             b.without("guess")
+        if promoted is not None:
+            promoted.build(self.step)
+            for row, carry in zip(sums, promoted.carry, strict=True):
+                row.append(carry)
+        b.expose(promotes=promoted and promoted.promotes, passes_early=self.tile.sums_stored > 0)
         self.softmax.build(self.start, [[*values, *more] for values, more in zip(self.rows, sums, strict=True)])
         self._pack()
 
@@ -117,6 +127,8 @@ class Consumer(ConsumerRegisters):
             self.softmax.clear()
             for value in (*self.acc, *self.sums):
                 b.op("mov.f32", value, 0.0)
+            if self.promoted is not None:
+                self.promoted.clear()
         if self.spec.fp8:
             with b.fragment("take_scales", "the scales of this thread's rows of q"):
                 self.softmax.take_scales(self._q_scales(smem))
@@ -236,7 +248,8 @@ class Consumer(ConsumerRegisters):
         if self.tile.turned:
             v = self.descriptor("v_matrix", self.v_low, step * K_STEP_8)
             op = f"wgmma.mma_async.sync.aligned.m64n{self.spec.dim + ONES}k{K_STEP_8}.f32.e5m2.e4m3"
-            b.op(op, (*self.acc, *self.sums), tuple(self.packed[4 * step : 4 * step + 4]), v, 1, 1, 1)
+            adds = self.promoted.goes_on if self.promoted is not None and step == 0 else 1
+            b.op(op, (*self.acc, *self.sums), tuple(self.packed[4 * step : 4 * step + 4]), v, adds, 1, 1)
             return
         v = self.descriptor("v_matrix", self.v_low, step * 2 * ROWS_8)
         op = f"wgmma.mma_async.sync.aligned.m64n{self.tile.width}k16.f32.{type}.{type}"
