@@ -123,7 +123,7 @@ def test_what_is_found_anew_is_right(mode: str, fields: dict[str, Any]) -> None:
 
 
 def test_some_tiles_of_128_tokens_have_registers_as_they_are() -> None:
-    for weights, fields in (("q4_k", {}), ("q8_0", {"residual": True}), ("e4m3", {"share": 2}), ("bf16", {})):
+    for weights, fields in (("q4_k", {}), ("q8_0", {"residual": True}), ("e4m3", {"activation": "silu"}), ("bf16", {})):
         at = Geometry.of(PackedGemm(4096, 4096, weights, 128, precision="fast", tile_rows=192, split=1, **fields))
         assert (at.tight, at.wide) == (False, False)
 

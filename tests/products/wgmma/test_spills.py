@@ -1,5 +1,5 @@
-"""What `PackedGemm.best` takes has registers for it: choices that spilled 4 to 120 bytes, and those beside them. Tiles
-that find anew what others keep are right."""
+"""A sample of what `PackedGemm.best` takes spills no registers: choices that spilled 4 to 120 bytes before rules were
+made for them, and neighbours without a rule. Tiles that find anew what others keep have the right results."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ CHOSEN: tuple[tuple[int, int, int, str, dict[str, Any], bool], ...] = (
     (1024, 3072, 3072, "q8_0", {**FAST, "residual": True}, False),
     (128, 14336, 4096, "e4m3_channel", BYTES, True),
     (128, 8960, 1536, "e4m3_channel", BYTES, True),
+    (4096, 10240, 2560, "bf16", {**GELU, "out_dtype": "bf16", "bias": True}, True),
+    (4096, 10240, 2560, "bf16", GELU, False),
+    (128, 8960, 1536, "e4m3_channel", {**BYTES, "programmatic": True}, False),
     (128, 14336, 4096, "e4m3_channel", {**BYTES, "activation": "gelu_tanh"}, False),
     (512, 9216, 7168, "q8_0", BY_ROW, False),
     (65, 14336, 4096, "q8_0", {**BY_ROW, "gated": True, "activation": "silu"}, False),
@@ -94,9 +97,11 @@ def test_lanes_that_copy_beside_warps_that_store_have_no_registers(n: int, token
     [
         (256, 256, "e4m3_channel", 128, 256, BYTES),
         (256, 256, "q4_1", 128, 192, {**FAST, "activation": "silu", "packed_out": True}),
-        (256, 256, "q8_0", 192, 128, {**GELU, **PACKED}),
+        (256, 256, "int4_g64", 192, 128, {**FAST, "activation": "silu", **PACKED}),
+        (256, 256, "bf16", 256, 128, {**GELU, **PACKED}),
+        (200, 256, "bf16", 128, 256, {**FAST, "activation": "silu", "out_dtype": "bf16"}),
         (200, 256, "q5_0", 128, 192, {**FAST, "residual": True, "share": 2}),
-        (200, 256, "q4_0", 192, 128, {**GELU, "bias": True, "out_dtype": "bf16"}),
+        (200, 256, "q4_1", 128, 256, {**GELU, "bias": True, "out_dtype": "bf16"}),
     ],
     ids=str,
 )

@@ -64,6 +64,8 @@ class HalfResults:
                 left = b.op("mul.lo.u32", "tile_left", tasks.token_tile, at.tokens)
                 b.op("sub.s32", left, tasks.count, left)
                 if self.spec.packed_out:
+                    # predicates that always hold still keep ptxas from beginning all activations at once: without them
+                    # it spilled up to 48 bytes
                     b.note("zeros are wanted behind the last token: no round is left out")
                     b.op("max.s32", left, left, at.tokens)
         build_rounds(b, at, self.meeting, "results", self._leave, self._take, left=left)

@@ -64,8 +64,8 @@ CLUSTERS = {1: 132, 2: 66, 3: 38, 4: 30, 6: 18, 8: 14}
 # Exact tiles of 128 rows in units of rows that spilled 4 to 16 bytes: formats and tokens, by whether gate and up.
 SPILLING = {False: frozenset({("q5_0", 64)}), True: frozenset({("q5_0", 64), ("q8_0", 32)})}
 # Formats in units of rows that spilled 4 to 120 bytes where two CTAs of one warpgroup share a multiprocessor, by
-# precision, whether gate and up, and tokens. With the first they wait for every chunk; with the others a CTA has the
-# multiprocessor to itself.
+# precision, whether gate and up, and tokens. Those of BY_CHUNKS wait for every chunk; of those of ALONE_BY_ROW a CTA
+# has the multiprocessor to itself.
 BY_CHUNKS = {("exact", False, 64): ("q8_0",)}
 ALONE_BY_ROW = {
     ("exact", False, 64): ("q5_0", "int4_g32"), ("exact", True, 32): ("q8_0",), ("fast", True, 64): ("q4_k", "q5_k"),
