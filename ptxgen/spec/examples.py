@@ -36,18 +36,22 @@ def poison(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
     return np.full(int(np.prod(shape)) * dtype.bytes, POISON_BYTE, np.uint8).view(dtype.numpy).reshape(shape)
 
 
-def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """Standard-normal floats, or integers over the whole range of the type."""
+def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, factor: float = 1.0) -> np.ndarray:
+    """Standard-normal floats times `factor`, or integers over the whole range of the type."""
     if dtype.is_float:
-        return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
+        return (factor * rng.standard_normal(shape, np.float32)).astype(dtype.numpy)
     info = np.iinfo(dtype.numpy)
     return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
 
 
 def scaled(param: Param, rng: np.random.Generator, sizes: Mapping[str, int], factor: float) -> np.ndarray:
     """A random floating-point argument, standard-normal numbers times `factor`."""
-    shape = tuple(evaluate(extent, sizes) for extent in param.shape)
-    return (factor * rng.standard_normal(shape, np.float32)).astype(param.dtype.numpy)
+    return random_values(rng, _extents(param, sizes), param.dtype, factor)
+
+
+def _extents(param: Param, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A parameter's shape, with these capacities."""
+    return tuple(evaluate(extent, sizes) for extent in param.shape)
 
 
 def arguments(
@@ -68,7 +72,7 @@ def arguments(
             continue
         if param.kind == "scalar":
             raise TypeError(f"{param.name}: a scalar needs a value, from given()")
-        shape = tuple(evaluate(extent, sizes) for extent in param.shape)
+        shape = _extents(param, sizes)
         written = param.access == "out"
         out[param.name] = poison(shape, param.dtype) if written else random_values(rng, shape, param.dtype)
     return out

@@ -41,8 +41,7 @@ class AttentionKernels:
         )  # fmt: skip
         layers = range(cache.n_layers) if any(cache.rings.windows) else ()
         rings = cache.rings
-        windows = [window if window < cache.max_len else 0 for window in rings.windows]  # one as long as all is none
-        self._layers = {n: replace(self.attention, window=windows[n], ring=rings.sizes[n]) for n in layers}
+        self._layers = {n: replace(self.attention, window=rings.windows[n], ring=rings.sizes[n]) for n in layers}
         self._steps: dict[int, Step] = {}
         self._wide: Buffer | None = None  # 16-bit rows of a layer whose cache has 8 bits
         self._scratch: dict[tuple[KernelType, ...], dict[str, Buffer]] = {}

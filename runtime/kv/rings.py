@@ -24,7 +24,9 @@ class Rings:
         given = [0] * n_layers if windows is None else list(windows) if listed else []
         if len(given) != n_layers or any((as_index(window) or 0) < 0 or as_index(window) is None for window in given):
             raise SpecError(f"KvCache.windows: must be an int ≥ 0 for each of {n_layers} layers (got {brief(windows)})")
-        self.windows, self.appended, self.max_len = tuple(map(int, given)), appended, max_len
+        # a window as long as the cache is none
+        self.windows = tuple(int(window) if window < max_len else 0 for window in given)
+        self.appended, self.max_len = appended, max_len
         self.sizes = tuple(ring_rows(window, appended, max_len) for window in self.windows)
 
     def rows(self, layer: int) -> int:
