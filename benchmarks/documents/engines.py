@@ -44,22 +44,6 @@ def engines() -> str:
     return "\n".join(_lines())
 
 
-def standing() -> str:
-    """The same in a sentence, for the README."""
-    found = ratios(newest())
-    least_to_most = {
-        kind: f"{min(of):.2f} to {max(of):.2f}"
-        for kind in KINDS
-        if (of := [ratio for case, ratio in found.items() if case[0] == kind])
-    }
-    return (
-        "In Hugging Face transformers, a model of the shape of Llama 3.2 1B takes a step from a CUDA graph at "
-        f"{least_to_most['graph']} times the rate of the better of `sdpa` and FlashAttention 2, over depths of 512 to "
-        f"32768 positions and 1 to 32 sequences; eager steps {least_to_most['eager']}, prompts "
-        f"{least_to_most['prompt']} ([all of them](docs/engines.md#how-fast)).\n"
-    )
-
-
 def _lines() -> Iterator[str]:
     rows = newest()
     found = ratios(rows)
