@@ -49,13 +49,16 @@ def _lines() -> Iterator[str]:
     found = ratios(rows)
     yield (
         f"Tokens per second on an {rows[0]['device']} of a model of the shape of Llama 3.2 1B in bf16 with random "
-        f"weights, torch 2.11, transformers 5.17 (`python -m benchmarks.transformers_attention`), all in one process "
-        f'and in turns. {commits(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
-        'step over a cache that grows, as it is, of lengths that come again; "new lengths": of lengths that no step '
-        'before it had; "in place": as "eager", over a `growing_cache`, of all; "prompt": a whole prompt. "fa2" is '
-        "torch's FlashAttention 2 without a mask, told by the host how many keys count, which transformers does not do "
-        "for static caches. "
-        '"ours / best" is the median of the turns\' own quotients, in brackets their first and third quartile.\n'
+        "weights, torch 2.11, transformers 5.17, all in one process and in turns "
+        f"(`python -m benchmarks.transformers_attention`). {commits(rows)}\n\n"
+        '- "graph": a step over a static cache, replayed from a CUDA graph.\n'
+        '- "eager": a step over a cache that grows by copies, at lengths that occurred before; "new lengths": at '
+        "lengths that no step before it had.\n"
+        '- "in place": as "eager", but over a `growing_cache`, for all implementations.\n'
+        '- "prompt": a whole prompt.\n'
+        '- "fa2": torch\'s FlashAttention 2 without a mask. The host tells it how many keys count, which transformers '
+        "does not do for static caches.\n"
+        '- "ours / best": the median of the quotients of single turns; in brackets their first and third quartile.\n'
     )
     yield table(rows) + "\n"
     for kind, said in KINDS.items():
