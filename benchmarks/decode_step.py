@@ -6,8 +6,8 @@
 
 `us` of ours: launches of a step's graph back to back; "ptxgen-fast": batches with precision="fast". `host_us`: what
 `forward_to_token` (`Batch.step`) takes longer, token by token. `bytes`: weights, and keys and values at that depth.
-Our steps of one sequence come first, with nothing else on the device. transformers compiles in processes of its own
-while batches are measured; it is timed when all of these have compiled a step, and ours are medians.
+Our steps of one sequence come first, with nothing else on the device. transformers compiles in processes of its own,
+and llama.cpp is built, meanwhile; all of these stand still while a step is timed.
 `floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of a step's ops go to
 `decode_step_ops.jsonl` (`benchmarks.step_ops`). Every row is kept as soon as it is there; what fails or finds no time
 says why.
@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +44,14 @@ ROLES = {
 
 
 # the others -----------------------------------------------------------------------------------------------------------
-def llama_single(run: Run, llama: LlamaCpp, name: str, depths: Sequence[int], ends: float) -> None:
+def llama_single(
+    run: Run, llama: LlamaCpp, quiet: Callable[[], AbstractContextManager[None]], name: str, depths: Sequence[int],
+    ends: float,
+) -> None:  # fmt: skip
     """llama-bench's tokens one by one."""
-    for row in llama.bench(llama.file(name), ends - time.monotonic(), prompt=0, tokens=64, depths=depths):
+    with quiet():
+        found = llama.bench(llama.file(name), ends - time.monotonic(), prompt=0, tokens=64, depths=depths)
+    for row in found:
         if row["n_gen"]:
             tokens = float(row["avg_ts"])
             run.add(case_of(name, "q4_k_m", 1, row["n_depth"]), "llama.cpp", us=1e6 / tokens, tokens_s=tokens)
@@ -52,20 +59,40 @@ def llama_single(run: Run, llama: LlamaCpp, name: str, depths: Sequence[int], en
 
 
 def llama_batches(
-    run: Run, llama: LlamaCpp, name: str, batches: Sequence[int], depths: Sequence[int], ends: float
-) -> None:
+    run: Run, llama: LlamaCpp, quiet: Callable[[], AbstractContextManager[None]], name: str, batches: Sequence[int],
+    depths: Sequence[int], ends: float,
+) -> None:  # fmt: skip
     """llama-batched-bench's steps."""
-    for row in llama.batched(llama.file(name), ends - time.monotonic(), depths=depths, batches=batches, tokens=32):
+    left = ends - time.monotonic()
+    with quiet():
+        found = llama.batched(llama.file(name), left, depths=depths, batches=batches, tokens=32)
+    for row in found:
         us = float(row["t_tg"]) / row["tg"] * 1e6
         case = case_of(name, "q4_k_m", row["pl"], row["pp"])
         print(run.add(case, "llama.cpp", us=us, tokens_s=row["pl"] * 1e6 / us), flush=True)
 
 
-def transformers_step(run: Run, made: Transformers, name: str, batch: int, depth: int) -> None:
+def transformers_step(
+    run: Run, made: Transformers, quiet: AbstractContextManager[None], name: str, batch: int, depth: int
+) -> None:
     """A step of transformers'."""
-    row = made.measure((batch, depth))
+    with quiet:
+        row = made.measure((batch, depth))
     found = {"us": row["us"], "tokens_s": batch * 1e6 / row["us"]} if "us" in row else {"why": row["why"]}
     print(run.add(case_of(name, "bf16", batch, depth), "transformers-compiled", **found), flush=True)
+
+
+def still(
+    llama: LlamaCpp | None, transformers: Mapping[str, Sequence[Transformers]], but: Transformers | None = None
+) -> AbstractContextManager[None]:
+    """The processes of the others stand still, but those of one of them."""
+    from benchmarks.peers.pauses import paused
+
+    def processes() -> Iterator[subprocess.Popen[Any] | None]:
+        yield from (each.process for each in itertools.chain(*transformers.values()) if each is not but)
+        yield from llama.processes if llama is not None else ()
+
+    return paused(processes())
 
 
 # the run --------------------------------------------------------------------------------------------------------------
@@ -97,11 +124,6 @@ def tasks(
     first = [pair for pair in FIRST if chosen(pair, given)]
     packed = [name for name, weights in first if weights == "q4_k_m"]
     plain = [pair for pair in first if pair[1] == "bf16"]
-    every = list(itertools.chain(*transformers.values()))
-
-    def is_ready(made: Transformers, sizes: tuple[int, int]) -> bool:
-        up = [each.is_up() for each in every]  # all are heard: one may wait for its cache to be filled
-        return all(up) and made.ready(sizes)
 
     def several(pair: tuple[str, str], slots: int) -> Task:
         case, work = case_of(*pair, slots, 512), functools.partial(ours.batch, *pair, slots, DEPTHS[slots])
@@ -110,17 +132,17 @@ def tasks(
     for name, processes in transformers.items():
         for made, cases in zip(processes, TRANSFORMERS, strict=True):
             for sizes in cases:
-                work = functools.partial(transformers_step, run, made, name, *sizes)
-                ready = functools.partial(is_ready, made, sizes)
+                work = functools.partial(transformers_step, run, made, still(llama, transformers, made), name, *sizes)
+                ready = functools.partial(made.ready, sizes)
                 yield Task(case_of(name, "bf16", *sizes), "transformers-compiled", work, 3, ready)
     if llama is not None:
         for name in packed:
-            work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
+            work = functools.partial(llama_single, run, llama, ours.quiet, name, (0, 4096), ends)
             yield Task(case_of(name, "q4_k_m", 1, 0), "llama.cpp", work, 12, functools.partial(llama.ready, name))
     yield from (several(pair, 8) for pair in first)
     if llama is not None:
         for name in packed:
-            work = functools.partial(llama_batches, run, llama, name, (8, 32), (512, 4096), ends)
+            work = functools.partial(llama_batches, run, llama, ours.quiet, name, (8, 32), (512, 4096), ends)
             yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 25, functools.partial(llama.ready, name))
     yield from (several(pair, 32) for pair in first)
     yield from (several(pair, slots) for slots in (2, 4) for pair in plain)
@@ -148,7 +170,8 @@ def main(run: Run, given: argparse.Namespace) -> None:
         if llama is not None:
             llama.write([name for name, weights in wanted if weights == WEIGHTS])
         with Run("decode_step_ops", gpu(), at_once=True) as ops:
-            ours = Ours(run, ops, open_device("cuda"))
+            quiet = functools.partial(still, llama, transformers)
+            ours = Ours(run, ops, open_device("cuda"), quiet=quiet)
             work_off(run, list(alone(ours, given)), ends)
             for name in plain:
                 transformers[name] = [Transformers(name, cases) for cases in TRANSFORMERS]

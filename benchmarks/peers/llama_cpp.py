@@ -75,9 +75,14 @@ class LlamaCpp:
             self._writing = _going(self._writing, self.folder / "files.log")
         return self._building is None and (self._writing is None or path_of(self.folder, name).exists())
 
+    @property
+    def processes(self) -> tuple[subprocess.Popen[bytes] | None, ...]:
+        """A build and a conversion, each the leader of a process group; None for one that has ended."""
+        return self._building, self._writing
+
     def stop(self) -> None:
         """End a build or a conversion that is under way."""
-        for process in (self._building, self._writing):
+        for process in self.processes:
             if process is not None and process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()

@@ -33,15 +33,15 @@ Batch = tuple[int, int]  # sequences and their depth
 
 
 class Transformers:
-    """The steps of a model in a process of its own. `cases` come in their order; `ready` says when one has come."""
+    """The steps of a model in a process of its own. `cases` come in their order; `ready` says when one has come.
+    `process` leads a process group."""
 
     def __init__(self, model: str, cases: Sequence[Batch]) -> None:
-        self._first = cases[0]
         command = [sys.executable, "-m", __name__, model, *(f"{batch}x{depth}" for batch, depth in cases)]
         root = RESULTS.parent.parent
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
         more = {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)}
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=os.environ | more,
             start_new_session=True,
         )  # fmt: skip
@@ -51,11 +51,11 @@ class Transformers:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             if line.startswith("{"):
                 self._said.put(json.loads(line))
-        self._said.put({"ended": self._process.wait()})
+        self._said.put({"ended": self.process.wait()})
 
     def ready(self, case: Batch) -> bool:
         """Whether a case is compiled, or its result is known. Lets the process fill a cache, where it asks to."""
@@ -65,13 +65,6 @@ class Transformers:
             except queue.Empty:
                 return False
         return True
-
-    def is_up(self) -> bool:
-        """Whether the first case is compiled, or the process has ended: until then it uses the GPU without asking."""
-        try:
-            return self.ready(self._first)
-        except RuntimeError:
-            return True
 
     def measure(self, case: Batch) -> dict[str, Any]:
         """{"us"} or {"why"} of a case that is ready."""
@@ -83,9 +76,9 @@ class Transformers:
 
     def stop(self) -> None:
         """End the process."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def _hear(self, line: dict[str, Any]) -> None:
         if "ended" in line:
@@ -105,9 +98,9 @@ class Transformers:
 
     def _answer(self) -> None:
         self._asks = None
-        assert self._process.stdin is not None
-        self._process.stdin.write("go on\n")
-        self._process.stdin.flush()
+        assert self.process.stdin is not None
+        self.process.stdin.write("go on\n")
+        self.process.stdin.flush()
 
 
 def main(model: str, cases: Sequence[Batch]) -> None:

@@ -8,6 +8,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,14 +38,15 @@ FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 
 
 class Ours:
-    """Models on a device, each opened once, and their rows. `floors`: the read of some sizes, once measured."""
+    """Models on a device, each opened once, and their rows. `quiet`: a context in which nothing else runs, for what is
+    timed. `floors`: the read of some sizes, once measured."""
 
     def __init__(
         self, run: Run, ops: Run, device: Device, models: Mapping[str, Mapping[str, Any]] = MODELS,
-        max_len: int = MAX_LEN, steps: int = STEPS,
+        max_len: int = MAX_LEN, steps: int = STEPS, quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:  # fmt: skip
         self.run, self.ops, self.device, self.models = run, ops, device, models
-        self.max_len, self.steps = max_len, steps
+        self.max_len, self.steps, self.quiet = max_len, steps, quiet
         self.floors: dict[int, float] = {}
         self._open: dict[tuple[str, str], Model] = {}
 
@@ -73,7 +75,8 @@ class Ours:
         for depth in depths:
             us = self._us(model.steps.decode.graph, functools.partial(at_depth, model, depth))
             at_depth(model, depth)
-            host = tokens_us(model, self.steps) - us
+            with self.quiet():
+                host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
             self._add(case_of(name, weights, 1, depth), us, host, nbytes, impl)
 
@@ -96,7 +99,8 @@ class Ours:
         for depth in depths:
             us = self._us(batch._step.graph, functools.partial(batch_at, batch, depth, stepped=True))
             batch_at(batch, depth)
-            host = median_us(batch.step, self.steps) - us
+            with self.quiet():
+                host = median_us(batch.step, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
             self._add(case | {"depth": depth}, us, host, nbytes, impl)
 
@@ -109,7 +113,8 @@ class Ours:
 
     def _us(self, graph: Graph, place: Callable[[], object]) -> float:
         """Microseconds of a graph, launched back to back from the same place on."""
-        return graph_us(self.device, graph, place, self.steps, REPEATS)
+        with self.quiet():
+            return graph_us(self.device, graph, place, self.steps, REPEATS)
 
     def bound(self, name: str, weights: str, batch: int, depth: int, impl: str = "ptxgen") -> Bound:
         """A step whose ops are to be measured, by the implementation of that name."""
@@ -126,7 +131,8 @@ class Ours:
     def roles(self, name: str, weights: str, batch: int, depth: int, impl: str = "ptxgen") -> None:
         """Rows of the ops of a step."""
         bound = self.bound(name, weights, batch, depth, impl)
-        measure(bound, self.ops, case_of(name, weights, batch, depth), impl)
+        with self.quiet():
+            measure(bound, self.ops, case_of(name, weights, batch, depth), impl)
 
     def read(self) -> None:
         """Measure how long only reading takes, which later rows are compared with; a row of it beside those of ops."""

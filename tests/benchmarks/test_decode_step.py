@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +18,7 @@ from benchmarks import decode_step
 from benchmarks.cases.models import MIXES, MODELS, cache_bytes, open_random, random_model, weight_bytes
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.gguf_files import write_gguf
+from benchmarks.peers.pauses import paused
 from benchmarks.report import rows
 from benchmarks.report.rows import Run
 from benchmarks.steps import our_steps
@@ -132,16 +136,47 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     assert {task.case["model"] for task in few[1:]} == {"llama-3.2-1b"}
 
 
-def test_transformers_is_timed_when_all_its_processes_have_compiled_a_step(device: CpuDevice) -> None:
+def test_the_others_stand_still_while_one_is_timed(device: CpuDevice) -> None:
+    """All but the process that is timed; all while ours is."""
+    peers = [mock.Mock(process=sleeper()) for _ in range(2)]
+    llama = mock.Mock(processes=(sleeper(), None))
+    every = [*(peer.process for peer in peers), llama.processes[0]]
     run = Run("decode_step", "a GPU")
-    given = argparse.Namespace(models="", weights="", transformers=True)
-    fast, slow = mock.Mock(), mock.Mock()
-    fast.ready.return_value, slow.is_up.return_value = True, False
-    made = decode_step.tasks(run, Ours(run, run, device), None, {"llama-3.2-1b": [fast, slow]}, given, 0.0)
-    task = next(task for task in made if task.impl == "transformers-compiled")
-    assert not task.ready()
-    slow.is_up.return_value = True
-    assert task.ready()
+    quiet = functools.partial(decode_step.still, llama, {"llama-3.2-1b": peers})
+    ours = Ours(run, run, device, {"small": LLAMA | {"num_hidden_layers": 1}}, max_len=64, steps=1, quiet=quiet)
+    seen: list[list[bool]] = []
+
+    def look(*_: object) -> float:
+        seen.append([stands(each) for each in every])
+        return 1.0
+
+    try:
+        peers[0].measure.side_effect = lambda _: look() and {"us": 1.0}
+        decode_step.transformers_step(run, peers[0], quiet(peers[0]), "llama-3.2-1b", 1, 128)
+        assert seen == [[False, True, True]]
+        with mock.patch.object(our_steps, "graph_us", side_effect=look):
+            ours.single("small", "bf16", (3,))
+        assert seen[1:] == [[True, True, True]]
+        assert not any(map(stands, every)), "they go on"
+    finally:
+        for each in every:
+            each.kill()
+            each.wait()
+    with paused(every):  # all have ended
+        pass
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def stands(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it is stopped: the letter behind its name in brackets. A signal takes effect a moment later."""
+    for _ in range(50):
+        if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return True
+        time.sleep(0.002)
+    return False
 
 
 def test_rows_of_a_step_in_one_launch(device: CpuDevice) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import tarfile
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -114,8 +115,8 @@ def test_a_folder_without_programs_is_refused(tmp_path: Path) -> None:
 def test_rows_of_its_programs(tools: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "POSITIONS", 64)
     made, run, ends = built(LlamaCpp(source, tmp_path / "work")), Run("some", "a GPU"), time.monotonic() + 60
-    decode_step.llama_single(run, made, "small", (0, 4096), ends)
-    decode_step.llama_batches(run, made, "small", (8, 32), (512, 4096), ends)
+    decode_step.llama_single(run, made, nullcontext, "small", (0, 4096), ends)
+    decode_step.llama_batches(run, made, nullcontext, "small", (8, 32), (512, 4096), ends)
     prompt.llama_prompts(run, made, "small", ends)
     found = [json.dumps([*row["case"].values()]) + f" {row['impl']} {row['us']:g}" for row in run.rows]
     assert found == [

@@ -71,4 +71,4 @@ def test_a_process_that_waits_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     made = Transformers("llama-3.2-1b", ((1, 128),))
     assert comes(made, (1, 128))
     made.stop()
-    assert made._process.returncode == -9
+    assert made.process.returncode == -9
