@@ -231,8 +231,8 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         lines.append([case["weights"], name, size, *cells, f"{aim:.2f}", told])
     yield "## Products of one token: share of the read rate, and aims\n"
     yield (
-        "A product of one token is bound by the read of its weights. The shares are the time of that read ÷ ours, above "
-        "1 where programmatic launches overlap. Calls are nodes of a CUDA graph, launched plainly, and "
+        "A product of one token is bound by the read of its weights. The shares are the time of that read ÷ ours, "
+        "above 1 where programmatic launches overlap. Calls are nodes of a CUDA graph, launched plainly, and "
         "programmatically as every step of a model launches them; the read is launched plainly. A case is `short` if "
         "neither of the two reaches the aim. 1536×8960 has 96 records of 16 rows for 132 multiprocessors. "
         f"{commit_of(rows)}\n"
