@@ -184,7 +184,8 @@ _BY_MAPS: tuple[_Row, ...] = (
     (24, 2, 16, False, 72, 216, False),
     (32, 2, 128, False, 72, 216, False),
     (64, 3, 96, True, 56, 152, False),
-    (96, 3, 96, False, 56, 152, False),
+    (80, 3, 96, False, 56, 152, False),
+    (96, 3, 64, True, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
     (192, 2, 112, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
@@ -209,7 +210,7 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
 )
 # In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
 _WIDENED: dict[int, _Row] = {
-    96: (96, 3, 80, False, 80, 144, False),
+    **dict.fromkeys((80, 96), (96, 3, 80, False, 80, 144, False)),
     128: (128, 2, 128, False, 104, 200, False),
     256: (256, 2, 64, False, 72, 216, True),
 }
