@@ -26,7 +26,7 @@ from ptxgen.persistent.inputs import Inputs
 from ptxgen.persistent.plan import BATCH, BLOCK, THREADS, Plan, Product
 from ptxgen.persistent.rows import Rows
 from ptxgen.persistent.steps import Steps
-from ptxgen.products.example import drawn_weight
+from ptxgen.products.problem.reference import drawn_weight
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,11 @@ from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.compose import build_product
-from ptxgen.products.geometry import Geometry, Runs, side_by_side
-from ptxgen.products.heads import HeadsEpilogue, head_rules
-from ptxgen.products.product import input_rules
+from ptxgen.products.epilogue.heads import HeadsEpilogue
+from ptxgen.products.geometry.groups import Geometry
+from ptxgen.products.geometry.runs import Runs, side_by_side
+from ptxgen.products.problem.heads import head_rules
+from ptxgen.products.problem.product import input_rules
 from ptxgen.spec.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.spec.fields import field
 
