@@ -29,8 +29,8 @@ from benchmarks.report.rows import Run
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernel import supports
 from ptxgen.kernels import DigitGemm, Gemm, Gemv, PackDigits, digit_gemm, gemv
-from ptxgen.products.bytes import layout
-from ptxgen.products.few import geometry as few
+from ptxgen.products.digits_bf16 import geometry as bf16_geometry
+from ptxgen.products.digits_s8 import layout
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format, weight_formats
 
@@ -107,7 +107,9 @@ def product_of(m: int, n: int, k: int, weights: str, target: str) -> Gemv | Gemm
     if m == 1:
         return Gemv(n, k, weights)
     takes = (
-        weights in digit_gemm.FORMATS and k % layout.UNIT == 0 and (m <= layout.TOKENS or weights not in few.FORMATS)
+        weights in digit_gemm.FORMATS
+        and k % layout.UNIT == 0
+        and (m <= layout.TOKENS or weights not in bf16_geometry.FORMATS)
     )
     if takes and parse_target(target).includes_any(("sm_90",)):
         return DigitGemm.best(m, n=n, k=k, weights=weights)

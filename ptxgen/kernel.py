@@ -136,7 +136,7 @@ class KernelType:
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
         """What is compared of an output, of results and reference alike: the buffer as it is, unless one limit does
-        not fit all outputs, or numbers lie in parts (`ptxgen.products.readings`)."""
+        not fit all outputs, or numbers lie in parts (`ptxgen.products.problem.readings`)."""
         yield Reading(output, values)
 
     # -- what tests know besides, of no weight for a text -------------------------------------------------------------

@@ -12,22 +12,22 @@ from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import may_release, programmatic_rules, release_and_wait
 from ptxgen.kernel import Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.products.bytes import layout
-from ptxgen.products.bytes.columns import TokenColumns
-from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, runs_on, share_runs
-from ptxgen.products.bytes.results import TokenResults
-from ptxgen.products.bytes.roots import Roots
-from ptxgen.products.bytes.units import Units
-from ptxgen.products.example import drawn_weight, multiplied
-from ptxgen.products.few import geometry as few
-from ptxgen.products.few import layout as few_layout
-from ptxgen.products.few.columns import FewColumns, GroupColumns, SpanColumns
-from ptxgen.products.few.results import HalfResults, NormedResults
-from ptxgen.products.product import Tokens
-from ptxgen.products.readings import EXACT, ONE_DIGIT
-from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
-from ptxgen.products.stream import Stream
-from ptxgen.products.weighted import Weighted
+from ptxgen.products.digits_bf16 import geometry as bf16_geometry
+from ptxgen.products.digits_bf16 import layout as bf16_layout
+from ptxgen.products.digits_bf16.columns import FewColumns, GroupColumns, SpanColumns
+from ptxgen.products.digits_bf16.results import HalfResults, NormedResults
+from ptxgen.products.digits_s8 import layout
+from ptxgen.products.digits_s8.columns import TokenColumns
+from ptxgen.products.digits_s8.geometry import SHAPES, SPLITS, TokenRuns, best, runs_on, share_runs
+from ptxgen.products.digits_s8.results import TokenResults
+from ptxgen.products.digits_s8.roots import Roots
+from ptxgen.products.digits_s8.units import Units
+from ptxgen.products.mainloop.stream import Stream
+from ptxgen.products.problem.product import Tokens
+from ptxgen.products.problem.readings import EXACT, ONE_DIGIT
+from ptxgen.products.problem.reference import drawn_weight, multiplied
+from ptxgen.products.problem.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
+from ptxgen.products.problem.weighted import Weighted
 from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.format import TILE_ROWS
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from ptxgen.builder import Builder
     from ptxgen.builder.values import Reg, Shared
-    from ptxgen.products.columns import Columns
+    from ptxgen.products.mainloop.columns import Columns
     from ptxgen.targets import Target
 
-FORMATS = (*few.FORMATS, *(name for name in weight_formats() if TokenColumns.takes(weight_format(name))))
+FORMATS = (*bf16_geometry.FORMATS, *(name for name in weight_formats() if TokenColumns.takes(weight_format(name))))
 MOST_ROWS = 1 << 22
 MOST_NORMED = 1 << 16  # outputs with `norm_out`: with more, offsets of digits and squares exceed 32 bits
 
@@ -48,7 +48,7 @@ MOST_NORMED = 1 << 16  # outputs with `norm_out`: with more, offsets of digits a
 class DigitGemm(Weighted):
     """out = x · weightᵀ for the first n_rows tokens, a few, which PackDigits has packed; out f32 `[rows, n]`.
 
-    x `[ceil(rows / 8), units, bytes of a unit]` (`ptxgen.products.bytes.layout`); weight as in Gemm. n_rows is a
+    x `[ceil(rows / 8), units, bytes of a unit]` (`ptxgen.products.digits_s8.layout`); weight as in Gemm. n_rows is a
     scalar, or `[1]` in device memory when `indirect`; rows from n_rows on are not written. Sums over the columns of one
     scale are exact integers; the error of the whole product is about 3e-7. A token's result depends neither on the
     number of tokens nor on their order. sm_90.
@@ -59,8 +59,8 @@ class DigitGemm(Weighted):
     relu2. `gated`: out = activation(gate · x) · (up · x). `eps`: added to the mean square.
 
     With `halves`, and with all formats but K-quants, x is bf16 digits `[ceil(rows / 8), units, elements of a unit]`
-    (`ptxgen.products.few.layout`), for up to 8 tokens; `precision` "exact" has three digits (error 5e-7), "fast" one,
-    which rounds x (2e-3). Units have 64 columns; with K-quants they have 256, and sums of x.
+    (`ptxgen.products.digits_bf16.layout`), for up to 8 tokens; `precision` "exact" has three digits (error 5e-7),
+    "fast" one, which rounds x (2e-3). Units have 64 columns; with K-quants they have 256, and sums of x.
 
     `packed_out`: out is packed like x, with zeros for tokens of a tile from n_rows on; with sums where weights are
     K-quants, without otherwise, or with `other_kind` the other way round.
@@ -142,15 +142,17 @@ class DigitGemm(Weighted):
         if self.runs.ctas % self.share:
             yield self._unshared
         if not self.runs.fits:
-            if self.of_halves and few.takes(self.kind, self.k, self.precision):
-                nearest = few.best_split(self.kind.records(self.n), self.parts, self.kind, self.k, self.precision)
+            if self.of_halves and bf16_geometry.takes(self.kind, self.k, self.precision):
+                nearest = bf16_geometry.best_split(
+                    self.kind.records(self.n), self.parts, self.kind, self.k, self.precision
+                )
                 yield f"split: {self.k} inputs do not fit in shared memory (got {self.split}; nearest: {nearest})"
             else:
                 yield f"tokens: as many of {self.k} inputs do not fit in shared memory (got {self.tokens}; nearest: 8)"
 
     def _rules_of_fields(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
-        unit = few.multiple(self.kind, self.k) if self.weights in FORMATS and self.of_halves else layout.UNIT
+        unit = bf16_geometry.multiple(self.kind, self.k) if self.weights in FORMATS and self.of_halves else layout.UNIT
         yield from rules.multiple_of("k", self.k, unit, unit, 1 << 17)
         yield from rules.one_of("weights", self.weights, FORMATS)
         yield from rules.one_of("tokens", self.tokens, tuple(SHAPES))
@@ -160,7 +162,7 @@ class DigitGemm(Weighted):
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         yield from rules.one_of("split", self.split, tuple(SPLITS))
-        yield from rules.one_of("precision", self.precision, tuple(few_layout.DIGITS))
+        yield from rules.one_of("precision", self.precision, tuple(bf16_layout.DIGITS))
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 0.0, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
@@ -186,7 +188,7 @@ class DigitGemm(Weighted):
 
     def _rules_of_split(self) -> Iterator[str]:
         """Of CTAs that share k of bf16 digits."""
-        most, legal = few.most_spare(self.kind, self.k), few.splits(self.kind, self.k)
+        most, legal = bf16_geometry.most_spare(self.kind, self.k), bf16_geometry.splits(self.kind, self.k)
         if self.split in SPLITS and self.split not in legal:
             tiles = self.kind.tiles(self.k)
             divided = f"a number from {tiles}, the tiles of k, to {tiles + most}" if most else f"the {tiles} tiles of k"
@@ -221,7 +223,7 @@ class DigitGemm(Weighted):
 
     def _rules_of_units(self) -> Iterator[str]:
         """Of results in whole units."""
-        unit = few_layout.columns(sums=self.packs_sums)
+        unit = bf16_layout.columns(sums=self.packs_sums)
         yield from rules.multiple_of("n", self.n, unit, unit, 1 << 20)
 
     def target_rules(self, target: Target) -> Iterator[str]:
@@ -234,7 +236,7 @@ class DigitGemm(Weighted):
         """How the work is shared out."""
         records = self.kind.records(self.n)
         if self.of_halves:
-            return few.share_few(records, self.parts, self.kind, self.k, self.precision, self.split)
+            return bf16_geometry.share_few(records, self.parts, self.kind, self.k, self.precision, self.split)
         return share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split)
 
     @property
@@ -244,14 +246,14 @@ class DigitGemm(Weighted):
 
     def readings(self, output: str, values: np.ndarray) -> Iterator[Reading]:
         if output == "digits" or self.packed_out:
-            yield from few_layout.readings(output, values, self.digits, EXACT, sums=self.packs_sums)
+            yield from bf16_layout.readings(output, values, self.digits, EXACT, sums=self.packs_sums)
         else:
             yield Reading(output, values, EXACT)
 
     @property
     def of_halves(self) -> bool:
         """Whether digits are bf16 numbers."""
-        return self.halves or self.weights in few.FORMATS
+        return self.halves or self.weights in bf16_geometry.FORMATS
 
     @property
     def sums(self) -> bool:
@@ -266,26 +268,26 @@ class DigitGemm(Weighted):
     @property
     def digits(self) -> int:
         """How many."""
-        return few_layout.DIGITS[self.precision] if self.of_halves else layout.DIGITS
+        return bf16_layout.DIGITS[self.precision] if self.of_halves else layout.DIGITS
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
         """A spec with these fields whose `tokens`, `split` and `share` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
         kind = weight_format(fields["weights"]).fitted(fields["k"])
-        if fields.get("halves") or kind.name in few.FORMATS:
+        if fields.get("halves") or kind.name in bf16_geometry.FORMATS:
             precision, parts = fields.get("precision", "exact"), 2 if fields.get("gated") else 1
             shape = kind.records(fields["n"]), parts, kind, fields["k"], precision
-            split = few.best_split(*shape)
-            return cls(**fields, split=split, share=few.best_share(few.share_few(*shape, split)))
+            split = bf16_geometry.best_split(*shape)
+            return cls(**fields, split=split, share=bf16_geometry.best_share(bf16_geometry.share_few(*shape, split)))
         runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
         return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
     def params(self) -> tuple[Param, ...]:
-        kind, packed = self.kind, few_layout.shape(self.n, self.digits, sums=self.packs_sums)
+        kind, packed = self.kind, bf16_layout.shape(self.n, self.digits, sums=self.packs_sums)
         out = [buffer("x", u8, *layout.shape(self.k), align=16)]
         if self.of_halves:
-            out = [buffer("x", bf16, *few_layout.shape(self.k, self.digits, sums=self.sums), align=16)]
+            out = [buffer("x", bf16, *bf16_layout.shape(self.k, self.digits, sums=self.sums), align=16)]
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=4))
@@ -294,11 +296,11 @@ class DigitGemm(Weighted):
         else:
             out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=4))
         if self.norm:
-            out.append(buffer("squares", f32, *few_layout.squares_shape(self.k), align=16))
+            out.append(buffer("squares", f32, *bf16_layout.squares_shape(self.k), align=16))
         if self.norm_out:
             out.append(buffer("norm_weight", f32, self.n, align=4))
             out.append(buffer("digits", bf16, *packed, access="out", align=16))
-            out.append(buffer("out_squares", f32, *few_layout.squares_shape(self.n), access="out", align=16))
+            out.append(buffer("out_squares", f32, *bf16_layout.squares_shape(self.n), access="out", align=16))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -356,7 +358,7 @@ class DigitGemm(Weighted):
         if self.of_halves and self.kind.span:
             return SpanColumns(b, self.kind, self.digits, vector)
         if self.of_halves:
-            columns = GroupColumns if self.weights in few.GROUPED else FewColumns
+            columns = GroupColumns if self.weights in bf16_geometry.GROUPED else FewColumns
             return columns(b, self.kind, self.digits, vector)
         return TokenColumns(b, self.kind, at.groups, vector)
 
@@ -379,9 +381,9 @@ class DigitGemm(Weighted):
 
         weight = drawn_weight(rng, self.kind, self.n, self.k, self.parts)
         x = rng.standard_normal((sizes["rows"], self.k), np.float32)
-        squares = {"squares": few_layout.squares(x / rng.uniform(0.5, 2.0, self.k).astype(np.float32))}
+        squares = {"squares": bf16_layout.squares(x / rng.uniform(0.5, 2.0, self.k).astype(np.float32))}
         return {
-            "x": few_layout.pack(x, self.digits, sums=self.sums) if self.of_halves else layout.pack(x),
+            "x": bf16_layout.pack(x, self.digits, sums=self.sums) if self.of_halves else layout.pack(x),
             "weight": weight,
             "n_rows": n_rows_given(sizes, self.indirect),
             **(squares if self.norm else {}),
@@ -391,7 +393,7 @@ class DigitGemm(Weighted):
         import numpy as np
 
         count, out = rows_of(a), a["out"].copy()
-        unpacked = partial(few_layout.unpack, digits=self.digits, sums=self.sums) if self.of_halves else layout.unpack
+        unpacked = partial(bf16_layout.unpack, digits=self.digits, sums=self.sums) if self.of_halves else layout.unpack
         x = unpacked(a["x"], count, self.k)
         if self.norm:
             total = a["squares"].reshape(-1, self.k // TILE_ROWS)[:count].astype(np.float64).sum(1, keepdims=True)
@@ -400,7 +402,7 @@ class DigitGemm(Weighted):
         if self.residual:
             y = y + a["out"][:count].astype(np.float64)
         if self.packed_out:
-            packed = few_layout.pack(y.astype(np.float32), self.digits, sums=self.packs_sums)
+            packed = bf16_layout.pack(y.astype(np.float32), self.digits, sums=self.packs_sums)
             out[: len(packed)] = packed
         else:
             out[:count] = y.astype(np.float32)
@@ -411,8 +413,8 @@ class DigitGemm(Weighted):
         import numpy as np
 
         gains = a["norm_weight"] + np.float32(self.norm_offset)
-        found = {"digits": few_layout.pack(rows * gains, self.digits, sums=self.packs_sums)}
-        found["out_squares"] = few_layout.squares(rows)
+        found = {"digits": bf16_layout.pack(rows * gains, self.digits, sums=self.packs_sums)}
+        found["out_squares"] = bf16_layout.squares(rows)
         for name, packed in found.items():
             whole = a[name].copy()
             whole[: len(packed)] = packed

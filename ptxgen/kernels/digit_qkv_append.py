@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms.programmatic import release_if_short
-from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.rope.rows import PRECISE, ROPE_FIELDS
 from ptxgen.kernel import Spread, kernel_type
 from ptxgen.kernels.digit_gemm import DigitGemm
 from ptxgen.launch import Param, buffer
-from ptxgen.products.few import geometry as few
-from ptxgen.products.few.heads import TokenHeads
-from ptxgen.products.heads import HEADS
-from ptxgen.products.qkv_append import AppendedProduct
+from ptxgen.products.digits_bf16 import geometry as bf16_geometry
+from ptxgen.products.digits_bf16.heads import TokenHeads
+from ptxgen.products.problem.heads import HEADS
+from ptxgen.products.problem.qkv_append import AppendedProduct
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field
 
@@ -88,7 +88,7 @@ class DigitQkvAppend(AppendedProduct):
 
     def product_fields(self) -> dict[str, Any]:
         names = ("k", "weights", "norm", "eps", "bias", "split", "precision", "programmatic", "share")
-        return {"halves": self.weights not in few.FORMATS, **{name: getattr(self, name) for name in names}}
+        return {"halves": self.weights not in bf16_geometry.FORMATS, **{name: getattr(self, name) for name in names}}
 
     def releases(self, b: Builder) -> Any:
         return partial(self._release, b) if self.holds else True

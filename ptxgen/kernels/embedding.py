@@ -13,7 +13,7 @@ from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.products.reader import TileReader
+from ptxgen.products.mainloop.reader import TileReader
 from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, WeightFormat
 

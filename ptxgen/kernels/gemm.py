@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Extent, Param
 from ptxgen.products.compose import build_product
-from ptxgen.products.mma import TOKENS
-from ptxgen.products.product import Product, Tokens
-from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
+from ptxgen.products.mainloop.mma import TOKENS
+from ptxgen.products.problem.product import Product, Tokens
+from ptxgen.products.problem.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.products.geometry import Geometry, Runs
+    from ptxgen.products.geometry.groups import Geometry
+    from ptxgen.products.geometry.runs import Runs
     from ptxgen.targets import Target
 
 

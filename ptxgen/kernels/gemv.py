@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.kernel import kernel_type
-from ptxgen.products.columns import columns_of
 from ptxgen.products.compose import build_product
-from ptxgen.products.geometry import ON_TENSOR_CORES
-from ptxgen.products.product import KEPT_FOR_SLOTS, Product
+from ptxgen.products.geometry.runs import ON_TENSOR_CORES
+from ptxgen.products.mainloop.columns import columns_of
+from ptxgen.products.problem.product import KEPT_FOR_SLOTS, Product
 from ptxgen.weights.format import OWN
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ class Gemv(Product):
     """out = weight · x for one token: x f32 `[1, k]`, out f32 `[1, n]`, weight packed `[n, k]` in a weight format.
 
     Sums are in a fixed order, and as exact as f32: errors are about 3e-7 of the result. On tensor cores x is split into
-    digits (bf16, f16 or bytes: `ptxgen.products.digits`), and an infinity or NaN in x makes all of out NaN. Before the
-    product, with `norm="rms"`: x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it,
-    in this order: `bias` f32 `[n]`, `activation`, for `gated` the product with a second matrix, `residual`: out is
-    added to.
+    digits (bf16, f16 or bytes: `ptxgen.products.tokens.digits`), and an infinity or NaN in x makes all of out NaN.
+    Before the product, with `norm="rms"`: x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight), norm_weight f32
+    `[k]`. After it, in this order: `bias` f32 `[n]`, `activation`, for `gated` the product with a second matrix,
+    `residual`: out is added to.
 
     `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean
     square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh, gelu or relu2.
@@ -38,7 +38,7 @@ class Gemv(Product):
         build_product(b, self)
 
     def on_tensor_cores(self, target: Target) -> bool:
-        if self.weights not in ON_TENSOR_CORES or not columns_of(self.kind)[0].takes(self.kind):
+        if self.weights not in ON_TENSOR_CORES or not columns_of(self.kind).takes(self.kind):
             return False
         fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FOR_SLOTS
         return self.k % OWN == 0 and fits and target.includes_any(("sm_80",))

@@ -24,9 +24,9 @@ from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, Reading, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
 from ptxgen.parity import LIMITS, limit_of_types
-from ptxgen.products.few import layout as few_layout
-from ptxgen.products.few.digits import ElementDigits
-from ptxgen.products.readings import EXACT, digit_readings
+from ptxgen.products.digits_bf16 import layout as bf16_layout
+from ptxgen.products.digits_bf16.digits import ElementDigits
+from ptxgen.products.problem.readings import EXACT, digit_readings
 from ptxgen.products.wgmma.tokens import layout as tiles
 from ptxgen.products.wgmma.tokens.attention_output import ElementTiles
 from ptxgen.spec.cache_fields import (
@@ -195,11 +195,11 @@ class IncrementalAttention(KernelType):
 
     def _rules_of_digits(self) -> Iterator[str]:
         """Of results as bf16 digits."""
-        yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
+        yield from rules.one_of("halves", self.halves, (0, *sorted(bf16_layout.DIGITS.values())))
         if self.halves and not self.batched:
             yield f"halves: needs batched=True (got halves={self.halves}, batched=False; nearest: halves=0)"
         width = self.n_heads * self.head_dim
-        unit = few_layout.columns(sums=self.sums)
+        unit = bf16_layout.columns(sums=self.sums)
         if self.halves and width % unit and not self.tile_tokens:
             yield f"halves: n_heads * head_dim must be a multiple of {unit} (got {width}; nearest: halves=0)"
         if self.sums and not (self.halves and self.head_dim % CHUNK == 0):
@@ -228,7 +228,7 @@ class IncrementalAttention(KernelType):
             if self.tile_tokens:
                 yield from digit_readings(output, values, 2, own)
                 return
-            yield from few_layout.readings(output, values, self.halves, own, sums=self.sums)
+            yield from bf16_layout.readings(output, values, self.halves, own, sums=self.sums)
         else:
             capped = output == "lse" and self.soft_cap  # a score is off by 1e-6 of its cap, and may be all there is
             yield Reading(output, values, max(own, 1e-4) if capped else own)
@@ -260,7 +260,7 @@ class IncrementalAttention(KernelType):
         out += problem.outputs(*lead, lse=self.lse)
         if self.halves:
             width, align = self.n_heads * self.head_dim, 16
-            shape = few_layout.shape(width, self.halves, "batch", sums=self.sums)
+            shape = bf16_layout.shape(width, self.halves, "batch", sums=self.sums)
             if self.tile_tokens:
                 shape, align = tiles.shape(width, self.tile_tokens, self.halves, rows="batch"), 128
             packed = buffer("out", bf16, *shape, access="out", align=align)
@@ -437,8 +437,8 @@ class IncrementalAttention(KernelType):
             packed = tiles.pack(rows, self.tile_tokens, bf16, self.halves)
             written = tiles.pack(np.ones_like(rows), self.tile_tokens, bf16, self.halves)[:, :, :1].astype(bool)
         else:
-            packed = few_layout.pack(rows, self.halves, sums=self.sums)
-            written = few_layout.has_row(packed.shape, len(rows), self.halves, sums=self.sums)
+            packed = bf16_layout.pack(rows, self.halves, sums=self.sums)
+            written = bf16_layout.has_row(packed.shape, len(rows), self.halves, sums=self.sums)
         return np.where(written, packed, before)
 
 

@@ -12,8 +12,8 @@ from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.products.compose import build_product
-from ptxgen.products.likeliest import LikeliestEpilogue
-from ptxgen.products.product import input_rules
+from ptxgen.products.epilogue.likeliest import LikeliestEpilogue
+from ptxgen.products.problem.product import input_rules
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import convert
+from ptxgen.idioms.division import split
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
-from ptxgen.idioms.threads import split
 from ptxgen.kernel import KernelType, Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.products.bytes import layout
-from ptxgen.products.bytes.digits import CHUNKS, LANES, OWN, UnitDigits
-from ptxgen.products.few import layout as few_layout
-from ptxgen.products.few.digits import HalfDigits
-from ptxgen.products.readings import EXACT
-from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
+from ptxgen.products.digits_bf16 import layout as bf16_layout
+from ptxgen.products.digits_bf16.digits import HalfDigits
+from ptxgen.products.digits_s8 import layout
+from ptxgen.products.digits_s8.digits import CHUNKS, LANES, OWN, UnitDigits
+from ptxgen.products.problem.readings import EXACT
+from ptxgen.products.problem.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +35,11 @@ FLIGHT = 4  # loads of a thread in a pass over a row, of four columns each
 class PackDigits(KernelType):
     """Pack the first n_rows rows of x f32 `[rows, dim]` as the units of signed bytes that DigitGemm reads.
 
-    out `[ceil(rows / 8), units of 256 columns, bytes of a unit]` (`ptxgen.products.bytes.layout`). Rows of a tile from
-    n_rows on are zero; tiles without a row are not written. A value becomes an integer of 23 bits in units of a power
-    of two for its 256 columns; an infinity or NaN makes these columns NaN. n_rows is a scalar, or `[1]` in device
+    out `[ceil(rows / 8), units of 256 columns, bytes of a unit]` (`ptxgen.products.digits_s8.layout`). Rows of a tile
+    from n_rows on are zero; tiles without a row are not written. A value becomes an integer of 23 bits in units of a
+    power of two for its 256 columns; an infinity or NaN makes these columns NaN. n_rows is a scalar, or `[1]` in device
     memory when `indirect`. With `halves` a value becomes so many bf16 numbers instead, which add up to it (with three
-    to f32), `[ceil(rows / 8), units of 64 columns, elements of a unit]` (`ptxgen.products.few.layout`).
+    to f32), `[ceil(rows / 8), units of 64 columns, elements of a unit]` (`ptxgen.products.digits_bf16.layout`).
 
     `dim`: columns. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight) is packed. `eps`: added
     to the mean square. `norm_offset`: added to the norm's weights.
@@ -68,10 +68,10 @@ class PackDigits(KernelType):
     lowest_target = "sm_80"
 
     def rules(self) -> Iterator[str]:
-        unit = few_layout.columns(sums=self.sums) if self.halves else layout.UNIT
+        unit = bf16_layout.columns(sums=self.sums) if self.halves else layout.UNIT
         yield from rules.multiple_of("dim", self.dim, unit, unit, 1 << 17)
         yield from rules.one_of("norm", self.norm, ("", "rms"))
-        yield from rules.one_of("halves", self.halves, (0, *sorted(few_layout.DIGITS.values())))
+        yield from rules.one_of("halves", self.halves, (0, *sorted(bf16_layout.DIGITS.values())))
         if self.sums and not self.halves:
             yield "sums: units of bytes have them anyway (got sums=True, halves=0; nearest: sums=False)"
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
@@ -103,7 +103,7 @@ class PackDigits(KernelType):
             out.append(buffer("norm_weight", f32, self.dim, align=16))
         if self.halves:
             out.append(
-                buffer("out", bf16, *few_layout.shape(self.dim, self.halves, sums=self.sums), access="out", align=16)
+                buffer("out", bf16, *bf16_layout.shape(self.dim, self.halves, sums=self.sums), access="out", align=16)
             )
         else:
             out.append(buffer("out", u8, *layout.shape(self.dim), access="out", align=16))
@@ -221,7 +221,7 @@ class PackDigits(KernelType):
         if output == "out" and self.halves and not (self.norm or self.sums):
             yield Reading(output, values, 0.0)
         elif output == "out" and self.halves:
-            yield from few_layout.readings(output, values, self.halves, EXACT, one=EXACT, sums=self.sums)
+            yield from bf16_layout.readings(output, values, self.halves, EXACT, one=EXACT, sums=self.sums)
         else:
             yield Reading(output, values)
 
@@ -254,5 +254,5 @@ class PackDigits(KernelType):
             x = x * (a["norm_weight"] + np.float32(self.norm_offset))
         out = np.array(a["out"])
         tiles = -(-count // layout.TOKENS)
-        out[:tiles] = few_layout.pack(x, self.halves, sums=self.sums) if self.halves else layout.pack(x)
+        out[:tiles] = bf16_layout.pack(x, self.halves, sums=self.sums) if self.halves else layout.pack(x)
         return {"out": out}

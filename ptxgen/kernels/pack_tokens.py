@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import bf16, e4m3, f16, f32
+from ptxgen.idioms.division import split
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.idioms.threads import split
 from ptxgen.kernel import Reading, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.parity import LIMITS
-from ptxgen.products.example import normed
-from ptxgen.products.readings import EXACT, digit_readings
-from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
+from ptxgen.products.problem.readings import EXACT, digit_readings
+from ptxgen.products.problem.reference import normed
+from ptxgen.products.problem.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
 from ptxgen.products.wgmma.tokens import layout
 from ptxgen.products.wgmma.tokens.packing import OWN, PackedRows, Packing
 from ptxgen.products.wgmma.tokens.scaled_packing import RowPacking, ScaledPacking

@@ -10,8 +10,8 @@ from ptxgen.errors import SpecError
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
-from ptxgen.products.example import drawn_weight, multiplied
-from ptxgen.products.rows_given import n_rows_given, n_rows_param, rows_of
+from ptxgen.products.problem.reference import drawn_weight, multiplied
+from ptxgen.products.problem.rows_given import n_rows_given, n_rows_param, rows_of
 from ptxgen.products.wgmma.epilogue.carried import CarriedResults, Carrier
 from ptxgen.products.wgmma.epilogue.norms import NormedResults, Roots, squares, squares_shape
 from ptxgen.products.wgmma.epilogue.results import Results

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen.dtypes import DType, bf16, f32
-from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.rope.rows import PRECISE, ROPE_FIELDS
 from ptxgen.kernel import Reading, Spread, kernel_type
 from ptxgen.kernels.packed_gemm import PackedGemm
 from ptxgen.parity import LIMITS
-from ptxgen.products.heads import HEADS
-from ptxgen.products.qkv_append import AppendedProduct
+from ptxgen.products.problem.heads import HEADS
+from ptxgen.products.problem.qkv_append import AppendedProduct
 from ptxgen.products.wgmma.epilogue.qkv_append import HeadResults
 from ptxgen.spec.cache_fields import CAPACITY, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.spec.fields import field

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
-from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.rope import rotation as rotary
+from ptxgen.idioms.rope.rows import PRECISE, ROPE_FIELDS
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.compose import build_product
-from ptxgen.products.geometry import Geometry, Runs, side_by_side
-from ptxgen.products.heads import HeadsEpilogue, head_rules
-from ptxgen.products.product import input_rules
+from ptxgen.products.epilogue.heads import HeadsEpilogue
+from ptxgen.products.geometry.groups import Geometry
+from ptxgen.products.geometry.runs import Runs, side_by_side
+from ptxgen.products.problem.heads import head_rules
+from ptxgen.products.problem.product import input_rules
 from ptxgen.spec.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.spec.fields import field
 

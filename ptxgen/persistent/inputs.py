@@ -17,7 +17,7 @@ from ptxgen.idioms.polls import LOAD
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.persistent.begin import Begin, Share
 from ptxgen.persistent.plan import LOAD_COLUMNS, WARPS, Plan
-from ptxgen.products.digits import DIGIT_BYTES, DIGITS
+from ptxgen.products.tokens.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ptxgen.attention.persistent import plan as attention
 from ptxgen.persistent.fields import Fields
-from ptxgen.products.digits import DIGIT_BYTES, DIGITS
+from ptxgen.products.tokens.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights import weight_format
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, WeightFormat
 

@@ -6,12 +6,12 @@ from ptxgen.builder import SINK, Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
-from ptxgen.idioms.order import ordered_key
 from ptxgen.idioms.reduce import over_lanes
+from ptxgen.idioms.sampling.order import ordered_key
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
 from ptxgen.persistent.plan import BATCH, SUM_BYTES, WARPS, Plan
 from ptxgen.persistent.steps import Steps
-from ptxgen.products.digits import DIGIT_BYTES, DIGITS
+from ptxgen.products.tokens.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights.format import OWN, TILE_ROWS
 
 CHAINS = 2  # of products that wait for no other

@@ -1,11 +1,17 @@
-"""Matrix products of packed weights: geometry, loops and what is fused to them.
+"""Matrix products of packed weights: of one token, of a few, of many.
 
-Here are those of one token, and of several whose rows are f32. A folder each: `bytes` (a few tokens as digits of
-bytes), `few` (a few tokens as bf16 digits), `wgmma` (many tokens).
+What all of them have:
 
-- What is asked for: `product`, `weighted`, `qkv_append`; `geometry`: how work is shared out.
-- x: `stage` (f32), `prepare` and `digits` (digits of one token), `squares`, `rows_given`.
-- Loops: `loop`, `fma` (no tensor cores), `mma`, `stream` with `columns` (one token), `reader` (a lane's weights).
-- After the loop: `slots`, `join`, `epilogue`, `heads`, `likeliest`; `compose` puts all together.
-- `elements`: rows that attention writes for the product after it. `example`, `readings`: references.
+- `tokens/`: how rows of x lie for tensor cores. `geometry/`: how work is shared out.
+- `problem/`: what is asked for: fields, rules, parameters, references.
+
+Products of one token, and of several whose rows are f32; `compose` puts their parts together:
+
+- `prologue/`: x into shared memory, its norm. `mainloop/`: warps over their tiles of weights.
+- `split_k/`: sums of warps, and of CTAs that share k. `epilogue/`: from sums to results.
+
+A folder each, as rows of x are packed:
+
+- `digits_s8/`: a few tokens as signed bytes. `digits_bf16/`: a few tokens as bf16 digits.
+- `wgmma/`: many tokens.
 """

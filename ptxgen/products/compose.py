@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from ptxgen.builder import Builder
 from ptxgen.idioms.programmatic import depend, release_and_wait
-from ptxgen.products import mma
-from ptxgen.products.epilogue import Epilogue
-from ptxgen.products.fma import FmaLoop
-from ptxgen.products.geometry import Geometry, Runs
-from ptxgen.products.prepare import Prepare
-from ptxgen.products.product import Product
-from ptxgen.products.squares import Squares
-from ptxgen.products.stage import Stage
-from ptxgen.products.stream import Stream
+from ptxgen.products.epilogue.results import Epilogue
+from ptxgen.products.geometry.groups import Geometry
+from ptxgen.products.geometry.runs import Runs
+from ptxgen.products.mainloop import mma
+from ptxgen.products.mainloop.fma import FmaLoop
+from ptxgen.products.mainloop.stream import Stream
+from ptxgen.products.problem.product import Product
+from ptxgen.products.prologue.prepare import Prepare
+from ptxgen.products.prologue.squares import Squares
+from ptxgen.products.prologue.stage import Stage
 
 MakeEpilogue = Callable[[Builder, Product, Geometry | Runs], Epilogue]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ptxgen.attention.decode.plan import chip_name, chip_of
 from ptxgen.kernels import Gemv
-from ptxgen.products.geometry import Runs
+from ptxgen.products.geometry.runs import Runs
 from ptxgen.targets import Target
 from ptxgen.tuning import ProductChoice, Row, fixed, using
 from ptxgen.tuning_jobs.outcome import FINALISTS, LEAST_GAIN, Outcome, decide

@@ -188,7 +188,7 @@ class WeightFormat(ABC):
                 elif factors:
                     b.op("mul.f32", value, value, factors[half])
 
-    # -- one lane, where columns of N are blocks of x: `ptxgen.products.columns` ---------------------------------------
+    # -- one lane, where columns of N are blocks of x: `ptxgen.products.mainloop.columns` ------------------------------
 
     byte_type: ClassVar[str] = ""  # "u8" or "s8", where codes are bytes: what `byte_fragment` has
     x_sums_each: ClassVar[bool] = True  # whether `add_blocks` gets a sum of x for every block
@@ -224,7 +224,7 @@ class WeightFormat(ABC):
         "own". The sums may be overwritten."""
         raise NotImplementedError(self.name)
 
-    # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------
+    # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.digits_s8` -------------------------
 
     span: ClassVar[int] = 0  # columns of a scale, 16 or 32, where scales are integers and tiles have 256 columns
 
@@ -248,7 +248,7 @@ class WeightFormat(ABC):
         `offset_fragment`."""
         raise NotImplementedError(self.name)
 
-    # -- one lane, where tokens are bf16 numbers and columns of N tokens: `ptxgen.products.few` ------------------------
+    # -- one lane, where tokens are bf16 numbers and columns of N tokens: `ptxgen.products.digits_bf16` ----------------
 
     @property
     def few_pieces(self) -> tuple[Piece, ...]:

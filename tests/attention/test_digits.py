@@ -10,7 +10,7 @@ import pytest
 from ptxgen import SpecError, generate
 from ptxgen.dtypes import bf16
 from ptxgen.kernels import IncrementalAttention
-from ptxgen.products.few import layout
+from ptxgen.products.digits_bf16 import layout
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial

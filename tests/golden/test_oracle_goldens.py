@@ -20,7 +20,7 @@ from ptxgen.golden.case import Case
 from ptxgen.kernel import KernelType
 from ptxgen.launch import evaluate
 from ptxgen.parity import judge
-from ptxgen.products.geometry import Shape
+from ptxgen.products.geometry.runs import Shape
 from tests.evidence.oracle import Array, Oracle
 from tests.support.goldens import body, different
 
@@ -51,9 +51,9 @@ class Smaller:
 # before; ten passes over a row become three.
 SMALLER = {
     "sm_75/gemv/n80000": Smaller(
-        {"n": 700}, {"products.geometry.K_WARPS": ((0, 1),), "products.geometry.MOST_WARPS": 32}
+        {"n": 700}, {"products.geometry.groups.K_WARPS": ((0, 1),), "products.geometry.groups.MOST_WARPS": 32}
     ),
-    "sm_90/gemv/n80000": Smaller({"n": 2400}, {"products.geometry.RUN": Shape(16, 3, 4)}),
+    "sm_90/gemv/n80000": Smaller({"n": 2400}, {"products.geometry.runs.RUN": Shape(16, 3, 4)}),
     "/sample/vocab20000": Smaller({"vocab": 5000}, {"kernels.sample.OF_CTA": 1 << 12}, {"rows": 4}),
 }
 

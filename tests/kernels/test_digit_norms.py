@@ -10,8 +10,8 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import DigitGemm, PackDigits
-from ptxgen.products.bytes.geometry import SPLITS, Shape
-from ptxgen.products.few import geometry, layout
+from ptxgen.products.digits_bf16 import geometry, layout
+from ptxgen.products.digits_s8.geometry import SPLITS, Shape
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial

@@ -12,9 +12,9 @@ from ptxgen.assembler import assemble
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import DigitGemm, PackDigits
 from ptxgen.kernels.digit_gemm import FORMATS
-from ptxgen.products.bytes import geometry, layout
-from ptxgen.products.bytes.geometry import Shape
-from ptxgen.products.few import geometry as few
+from ptxgen.products.digits_bf16 import geometry as bf16_geometry
+from ptxgen.products.digits_s8 import geometry, layout
+from ptxgen.products.digits_s8.geometry import Shape
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.weights import weight_format
@@ -22,7 +22,7 @@ from tests.support.digit_products import assert_same_bits_among_others
 from tests.support.marks import needs_assembler
 
 # the others' digits: test_half_digits.py, test_group_digits.py
-BYTES = tuple(name for name in FORMATS if name not in few.FORMATS)
+BYTES = tuple(name for name in FORMATS if name not in bf16_geometry.FORMATS)
 EXACT = 1e-6
 WHERE = "sm_90"
 

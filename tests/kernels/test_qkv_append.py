@@ -11,7 +11,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.generator import _generate
 from ptxgen.kernels import Gemv, QkvAppend, RopeKvAppend
 from ptxgen.models.program import Pairs
-from ptxgen.products.geometry import Runs
+from ptxgen.products.geometry.runs import Runs
 from ptxgen.render import environment
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice

@@ -13,8 +13,8 @@ from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import DigitGemm, DigitQkvAppend, PackDigits
-from ptxgen.products.bytes.geometry import SPLITS, Shape
-from ptxgen.products.few import geometry, layout
+from ptxgen.products.digits_bf16 import geometry, layout
+from ptxgen.products.digits_s8.geometry import SPLITS, Shape
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial

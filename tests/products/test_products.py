@@ -12,7 +12,8 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import Embedding, Gemm, Gemv
-from ptxgen.products.geometry import choose, choose_for_tensor_cores, share_runs, side_by_side
+from ptxgen.products.geometry.groups import choose, choose_for_tensor_cores
+from ptxgen.products.geometry.runs import share_runs, side_by_side
 from ptxgen.runtime import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial

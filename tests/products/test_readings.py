@@ -16,8 +16,8 @@ from ptxgen.dtypes import bf16
 from ptxgen.kernel import KernelType, Reading
 from ptxgen.kernels import DigitGemm, IncrementalAttention, PackDigits, PackedGemm, PackTokens
 from ptxgen.parity import Verdict, judge
-from ptxgen.products.few import layout
-from ptxgen.products.readings import EXACT, digit_readings
+from ptxgen.products.digits_bf16 import layout
+from ptxgen.products.problem.readings import EXACT, digit_readings
 from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.recording import Recording, record, replay

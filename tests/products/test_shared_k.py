@@ -11,7 +11,7 @@ from ptxgen.assembler import assemble
 from ptxgen.generator import generate
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import Gemv, NextToken, QkvAppend
-from ptxgen.products.geometry import Runs, share_runs
+from ptxgen.products.geometry.runs import Runs, share_runs
 from ptxgen.runtime import open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.tools.trial import trial

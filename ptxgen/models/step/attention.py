@@ -16,7 +16,7 @@ from ptxgen.models.program import Ref
 from ptxgen.models.spec import QKV
 from ptxgen.models.step.row_forms import FEW, STACK
 from ptxgen.models.step.tiled import TiledProducts
-from ptxgen.products.few import layout as few_layout
+from ptxgen.products.digits_bf16 import layout as bf16_layout
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
@@ -109,8 +109,8 @@ class AttentionOfStep(TiledProducts):
 
     def _attended_halves(self) -> str:
         """Memory for what attention makes, as bf16 digits; rows of a tile that no sequence has stay zero."""
-        digits, sums = few_layout.DIGITS[self._rounding], self.has_sums(self._kinds("o_proj"))
-        shape = self._extents(few_layout.shape(self.model.q_width, digits, sums=sums))
+        digits, sums = bf16_layout.DIGITS[self._rounding], self.has_sums(self._kinds("o_proj"))
+        shape = self._extents(bf16_layout.shape(self.model.q_width, digits, sums=sums))
         name = "attention.digits.sums" if sums else "attention.digits"  # layers may have both
         return self.tensor(name, "state", shape, bf16, zeroed=True)
 
@@ -337,7 +337,7 @@ class AttentionOfStep(TiledProducts):
         elif self.step == "batch":
             how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
             if self.is_packed(out):
-                how["halves"] = few_layout.DIGITS[self._rounding]
+                how["halves"] = bf16_layout.DIGITS[self._rounding]
             if self.is_packed(out) and not self.is_in_digits(out):
                 how["tile_tokens"] = self.tensors[out].shape[-2]
             elif self.is_packed(out):

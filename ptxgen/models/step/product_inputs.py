@@ -11,8 +11,8 @@ from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, u8
 from ptxgen.launch import Extent, evaluate
 from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.step.row_forms import RowForms
-from ptxgen.products.bytes import layout
-from ptxgen.products.few import layout as few_layout
+from ptxgen.products.digits_bf16 import layout as bf16_layout
+from ptxgen.products.digits_s8 import layout
 from ptxgen.products.wgmma.tokens.layout import DIGITS, DIGITS_BY_ROW, scale_shape, sum_shape
 from ptxgen.products.wgmma.tokens.layout import shape as tile_shape
 from ptxgen.weights.e4m3 import BLOCK
@@ -112,7 +112,7 @@ class ProductInputs(RowForms):
 
     def _half_rows(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str]) -> str:
         """Rows of x as bf16 digits, normed, for weights of these formats."""
-        out, digits = self._halves_of(role, k, kinds), few_layout.DIGITS[self._rounding]
+        out, digits = self._halves_of(role, k, kinds), bf16_layout.DIGITS[self._rounding]
         self._pack_digits(role, x, out, k, norm, halves=digits, sums=self.has_sums(kinds))
         return out
 
@@ -124,7 +124,7 @@ class ProductInputs(RowForms):
         here, dim, kinds = self.layer, self.model.dim, self._kinds_behind(name)
         self.layer, role, norm, _ = self._next_norm(name)
         digits = self.normed[self.at(norm)] = self._halves_of(role, dim, kinds)
-        squares = self.tensor(f"{digits}.squares", "scratch", self._extents(few_layout.squares_shape(dim)))
+        squares = self.tensor(f"{digits}.squares", "scratch", self._extents(bf16_layout.squares_shape(dim)))
         given: dict[str, str | Ref] = {"norm_weight": self._norm_weight(norm), "digits": digits}
         self.layer = here
         fields = {"norm_out": True, "norm_offset": self.model.block.norm_offset}
@@ -132,8 +132,8 @@ class ProductInputs(RowForms):
 
     def _halves_of(self, role: str, k: int, kinds: Sequence[str]) -> str:
         """Scratch memory for rows as bf16 digits, for weights of these formats."""
-        digits, sums = few_layout.DIGITS[self._rounding], self.has_sums(kinds)
-        shape = self._extents(few_layout.shape(k, digits, sums=sums))
+        digits, sums = bf16_layout.DIGITS[self._rounding], self.has_sums(kinds)
+        shape = self._extents(bf16_layout.shape(k, digits, sums=sums))
         return self.tensor(self.at(f"{role}.digits"), "scratch", shape, bf16)
 
     def _pack_digits(self, role: str, x: str, out: str, k: int, norm: str, **fields: Any) -> None:

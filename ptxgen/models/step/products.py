@@ -11,8 +11,8 @@ from ptxgen.models.program import Part, Ref
 from ptxgen.models.spec import QKV
 from ptxgen.models.step.product_inputs import ProductInputs
 from ptxgen.models.step.row_forms import LONG, STACK
-from ptxgen.products.few import geometry as few
-from ptxgen.products.product import most_columns
+from ptxgen.products.digits_bf16 import geometry as bf16_geometry
+from ptxgen.products.problem.product import most_columns
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 
@@ -55,7 +55,7 @@ class Products(ProductInputs):
             given["squares"] = f"{x}.squares"
         if self.is_in_digits(x):
             if self.tensors[str(x)].dtype == bf16:
-                fields |= {"precision": self._rounding, "halves": few.has_spans(weight_format(held.format))}
+                fields |= {"precision": self._rounding, "halves": bf16_geometry.has_spans(weight_format(held.format))}
             kernel, wanted = "digit_gemm", {"n": n, "k": k, "weights": held.format, **fields}
             chosen = self._digit_gemm(**wanted)
             fields |= {"tokens": chosen.tokens, "split": chosen.split}

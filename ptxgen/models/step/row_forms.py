@@ -10,11 +10,11 @@ from ptxgen.dtypes import e4m3
 from ptxgen.models.program import Ref, Tensor
 from ptxgen.models.spec import MLP, QKV, ModelSpec
 from ptxgen.models.step.draft import Draft
-from ptxgen.products.bytes import layout
-from ptxgen.products.bytes.columns import TokenColumns
-from ptxgen.products.bytes.geometry import MOST_UNITS, runs_on
-from ptxgen.products.few import geometry as few
-from ptxgen.products.few import layout as few_layout
+from ptxgen.products.digits_bf16 import geometry as bf16_geometry
+from ptxgen.products.digits_bf16 import layout as bf16_layout
+from ptxgen.products.digits_s8 import layout
+from ptxgen.products.digits_s8.columns import TokenColumns
+from ptxgen.products.digits_s8.geometry import MOST_UNITS, runs_on
 from ptxgen.products.wgmma.tokens.layout import COLUMNS, PADDED, columns
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
@@ -87,12 +87,14 @@ class RowForms(Draft):
     def takes_halves(self, kinds: Sequence[str], k: int) -> bool:
         """Whether products of a few rows of k columns can read bf16 digits, with weights of these formats."""
         formats = [weight_format(kind) for kind in kinds]
-        some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k, few_layout.UNIT)
-        alike = len({few.has_spans(each) for each in formats}) == 1  # what packs x for one packs it for the others
+        some = self.step == "batch" and 1 < self.rows <= FEW and self._brings_digits(k, bf16_layout.UNIT)
+        alike = (
+            len({bf16_geometry.has_spans(each) for each in formats}) == 1
+        )  # what packs x for one packs it for the others
         pays = self._rounding == "fast" or not self.has_sums(kinds)
         launches = "five" if self.has_five_launches else "more"
         pays |= 2 * self.model.hidden * self.model.dim <= SPANS_TO_WEIGHTS[launches]
-        return some and alike and pays and all(few.takes(each, k, self._rounding) for each in formats)
+        return some and alike and pays and all(bf16_geometry.takes(each, k, self._rounding) for each in formats)
 
     @property
     def has_five_launches(self) -> bool:
@@ -104,7 +106,7 @@ class RowForms(Draft):
 
     def has_sums(self, kinds: Sequence[str]) -> bool:
         """Whether bf16 digits for weights of these formats have sums beside them."""
-        return few.has_spans(weight_format(kinds[0]))
+        return bf16_geometry.has_spans(weight_format(kinds[0]))
 
     def leaves_for(self, kinds: Sequence[str], behind: Sequence[str]) -> bool:
         """Whether products with weights of some formats leave digits for others: exact ones only of their own kind, as

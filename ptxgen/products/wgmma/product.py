@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ptxgen.dtypes import DType, bf16, e4m3, f32
 from ptxgen.kernel import Reading, field, kernel_base
 from ptxgen.parity import LIMITS, limit_of
-from ptxgen.products.readings import EXACT, digit_readings
-from ptxgen.products.weighted import Weighted
+from ptxgen.products.problem.readings import EXACT, digit_readings
+from ptxgen.products.problem.weighted import Weighted
 from ptxgen.products.wgmma.tokens import layout
 from ptxgen.weights.e4m3 import BLOCK, E4m3
 from ptxgen.weights.f16 import Half

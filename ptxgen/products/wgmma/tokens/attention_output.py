@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxgen.builder.values import Reg
-from ptxgen.products.elements import Elements
+from ptxgen.products.tokens.attention_output import Elements
 from ptxgen.products.wgmma.tokens import layout
 
 PIECE = 16  # bytes

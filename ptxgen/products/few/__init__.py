@@ -1,1 +1,0 @@
-"""Products of up to eight tokens in bf16 digits: weights are read once, by a run of tiles as one token reads them."""
