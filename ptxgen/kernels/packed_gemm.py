@@ -28,7 +28,8 @@ from ptxgen.products.wgmma.producer.elected_lane import ElectedCopier, elects
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.rules import field_rules, fit_rules
-from ptxgen.products.wgmma.split_k.cluster import Exchange
+from ptxgen.products.wgmma.split_k.cluster import ClusterExchange
+from ptxgen.products.wgmma.split_k.memory import TURNS, MemoryExchange
 from ptxgen.products.wgmma.split_k.sliced import Slices
 from ptxgen.products.wgmma.split_k.stream import Streams
 from ptxgen.products.wgmma.tasks import Tasks
@@ -74,7 +75,8 @@ class PackedGemm(PackedProduct):
     where the zero point of 32 columns is near dmin · min / d, and add one more product for d · zero − dmin · min.
 
     How work is shared out: `share`: CTAs of neighbouring rows copy tokens for each other. `split`: split-K: so many
-    CTAs share k and add their sums. `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
+    CTAs share k and add their sums, as a cluster (2, 3, 4, 8) or with `by_memory` through global memory (2 to 8; where
+    clusters find no room). `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
     tokens k of the last uneven round and of one more; the order of sums then depends on the number of tokens. `slices`:
     two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so many of the
     last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one. `carried`: other warps
@@ -224,6 +226,11 @@ class PackedGemm(PackedProduct):
             ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
             out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
+        if self.by_memory:
+            clusters, split, threads = TURNS * at.most_turns, at.shape.split, 32 * at.warps
+            each = at.shape.blocks * at.out_tokens // 2
+            out.append(workspace("partial_sums", f32, clusters, at.takers, split, each, threads))
+            out.append(workspace("given", u32, clusters, at.takers, at.warps, align=4, zeroed=True))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -231,14 +238,16 @@ class PackedGemm(PackedProduct):
         at = Geometry.of(self)
         tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
         split, share = at.shape.split, at.shape.share
-        grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_turns})"
+        grid = f"{tiles} * {split}" if at.in_cluster else f"min({tiles}, {at.most_turns})"
+        if self.by_memory:
+            grid = f"{grid} * {split}"
         if self.stream:
             grid = f"{at.most_turns}"
         if share > 1:
             grid = f"{grid} * {share}"
-        block, cluster = (at.threads, 1, 1), (split * share, 1, 1)
+        block, cluster = (at.threads, 1, 1), (split * share if at.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
-        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=self.stream)
+        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=self.stream or self.by_memory)
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
@@ -283,7 +292,8 @@ class PackedGemm(PackedProduct):
         if at.shape.slices > 1:
             sums = Slices(b, at, ring).build(tasks, sums)
         elif at.shape.split > 1:
-            sums = Exchange(b, self, at, ring).build(tasks, sums)
+            exchange = MemoryExchange if self.by_memory else ClusterExchange
+            sums = exchange(b, self, at, ring).build(tasks, sums)
         if self.norm:
             roots = Roots(b, self, at)
             roots.build(tasks)
@@ -294,7 +304,7 @@ class PackedGemm(PackedProduct):
         else:
             results_of(b, self, at, ring, sums).build(tasks)
         b.expose(
-            geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
+            geometry=at, in_cluster=at.in_cluster, shares_tokens=at.shape.share > 1, counts_first=counts_first,
             finds_tile=not at.carried or self.bias or at.shape.last, others=_others(at), passing=tasks.passes,
         )  # fmt: skip
 

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.cost_model import few_tokens, waves, weights_16bit, weights_converted
-from ptxgen.products.wgmma.cost_model.weights_16bit import MANY_TOKENS, TENSOR, is_lone_pair, of_large
+from ptxgen.products.wgmma.cost_model.weights_16bit import (
+    BY_MEMORY,
+    BY_MEMORY_LARGE,
+    MANY_TOKENS,
+    TENSOR,
+    is_lone_pair,
+    of_large,
+)
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.refusals import CARRIED_TOKENS, SLICED_TOKENS
-from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
+from ptxgen.products.wgmma.tiling.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
 from ptxgen.products.wgmma.tokens.layout import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -47,6 +54,9 @@ ENDED_CONVERTED = ("q4_k", "int4_g128", "q8_0")  # and of which weights that are
 LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
+SPLITS_OF_ONE = (1, 2, 3, 4, 8)
+# Of CTAs that share k by memory, and how many at least are tried: fewer leave multiprocessors idle, as others do
+SPLITS_BY_MEMORY, FEWEST_BY_MEMORY = range(2, 9), 92
 HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
@@ -153,13 +163,21 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
         tile_rows, shares = table.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
-            for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
-                apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
+            each = {"tokens": tokens, "tile_rows": tile}
+            ways = []
+            for split, share in product(given.get("split", SPLITS_OF_ONE), given.get("share", shares)):
+                most = CLUSTERS[3] if split == 3 else PROCESSORS // split
+                apart = split > 1 and (ctas > most or share > 1)
                 small = share > 1 and tile * tokens < LEAST_SHARED
                 if (apart and "split" not in given) or (small and "share" not in given):
                     continue
+                ways.append({"split": split, "share": share})
+            if not given.keys() & {"split", "share"} and "by_memory" not in fields and _plain(fields):
+                counts = (split for split in SPLITS_BY_MEMORY if FEWEST_BY_MEMORY <= ctas * split <= PROCESSORS)
+                ways += [{"split": split, "share": 1, "by_memory": True} for split in counts]
+            for way in ways:
                 try:
-                    yield kernel(**fields | {"tokens": tokens, "tile_rows": tile, "split": split, "share": share})
+                    yield kernel(**fields | each | way)
                 except SpecError:
                     continue
 
@@ -203,7 +221,9 @@ def cycles(spec: PackedProduct, rows: int) -> float:
         if spec.weights in ENDED_CONVERTED and rows >= ENDED_FROM and is_lone_pair(at):
             step *= LONE_CONVERTING
         whole += turns * (steps * step + EDGES + RESULTS * large * groups / shape.groups)
-    if shape.split > 1:
+    if shape.by_memory:
+        whole += BY_MEMORY + BY_MEMORY_LARGE * large
+    elif shape.split > 1:
         whole += ADDING[shape.split] + SUMS * large
     if shape.share > 1:
         whole += MEETING

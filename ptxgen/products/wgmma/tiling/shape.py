@@ -81,7 +81,7 @@ class Shape:
     between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
     `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all; `slices`: warpgroups that
     have the same rows, of which each multiplies its part of a stage's tiles; `last`: tiles of rows, behind the whole
-    ones, of one warpgroup (`mainloop/skipped_tiles.py`)."""
+    ones, of one warpgroup (`mainloop/skipped_tiles.py`); `by_memory`: CTAs that share k are no cluster."""
 
     groups: int
     blocks: int
@@ -93,6 +93,7 @@ class Shape:
     share: int = 1
     slices: int = 1
     last: int = 0
+    by_memory: bool = False
 
     @property
     def rows(self) -> int:
@@ -116,12 +117,15 @@ class Shape:
 
     @property
     def most_clusters(self) -> int:
-        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles."""
-        return max(1, PROCESSORS * self.resident // self.share)
+        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles. CTAs that share
+        k by memory count as one."""
+        return max(1, PROCESSORS * self.resident // (self.share * (self.split if self.by_memory else 1)))
 
     @property
     def places(self) -> int:
-        """Clusters that there is room for at once, as measured."""
+        """Clusters that there is room for at once, as measured; the same of CTAs that share k by memory."""
+        if self.by_memory:
+            return self.most_clusters
         return CLUSTERS[self.split * self.share] * self.resident
 
 
@@ -162,7 +166,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     what = (spec.precision, spec.gated, tokens)
     if spec.by_row:
         fits &= spec.weights not in ALONE_BY_ROW.get(what, ())
-    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream) and not spec.carried
+    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream or spec.carried or spec.by_memory)
     if beside and spec.by_row and spec.weights in BY_CHUNKS.get(what, ()):
         part = 1
     if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
@@ -171,7 +175,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         if least <= row_tiles * split <= most:
             tiles, part = 2, 4
     tiles = max(tiles, spec.slices)
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, spec.slices, spec.last_tiles)
+    resident, last = 2 if beside else 1, spec.last_tiles
+    return Shape(groups, blocks, tiles, part, split, 16, resident, share, spec.slices, last, spec.by_memory)
 
 
 def tile_by_row(spec: PackedProduct) -> dict[str, Any]:
