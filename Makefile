@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Under a minute on two cores: the DSL, the parser, the table, the checks, the committed PTX (not once more in another
 # process, which `make test` has), documents, a few launches.
 QUICK := tests/builder tests/lines tests/views/test_line_info.py tests/parser/test_parser.py tests/parser/test_operand_names.py tests/isa/test_isa.py tests/checks \
-	tests/golden/test_golden.py tests/models/test_models.py \
+	tests/golden/test_golden.py tests/models/config/test_families.py \
 	tests/package/test_requires.py tests/package/test_targets.py tests/package/test_parity.py \
 	tests/docs/test_links.py tests/benchmarks/test_rows.py \
 	tests/runtime/kv/test_kvcache.py tests/cpu/flow/test_control.py tests/cpu/flow/test_calls.py \

@@ -6,6 +6,7 @@ attention from the newest run of the whole grid, of the other benchmarks from th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,19 @@ from benchmarks.documents import decode as decode_document
 from benchmarks.documents import engines as engines_document
 from benchmarks.documents import model as model_document
 from benchmarks.documents import prefill as prefill_document
+from benchmarks.documents import summary as summary_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
-from benchmarks.report.selection import commit_of, commits_of, newest_rows, rows_alone, rows_elsewhere, span
+from benchmarks.report.selection import commit_of
 from benchmarks.report.sentence import in_a_sentence, show_help
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
+
+How fast ptxgen's kernels and whole models are beside other libraries on NVIDIA H200s. The summary says where ours is
+ahead, where a peer is, and how exact ours is; the sections after it have every measurement.
+"""
+SECTIONS = """## Sections
 
 All figures but those of the last two sections are from NVIDIA H200s (sm_90a), each beside its peers in one run. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
@@ -38,28 +45,6 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
     for row in rows:
         found.setdefault(json.dumps(row["case"], sort_keys=True), {})[row["impl"]] = row
     return found
-
-
-def standing() -> str:
-    """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
-    ours = [*newest_rows("prompt"), *rows_alone("prompt")]
-    theirs = [*rows_elsewhere("prompt", "llama.cpp", "ptxgen-fast"), *ours]
-    peers = {row["case"]["model"]: row for row in theirs if _at_zero(row, "llama.cpp")}
-    fast = {row["case"]["model"]: row for row in ours if _at_zero(row, "ptxgen-fast")}
-    beside = [fast[name]["tokens_s"] / peers[name]["tokens_s"] for name in fast.keys() & peers.keys()]
-    other = sorted(name for name in fast.keys() & peers.keys() if fast[name]["run"] != peers[name]["run"])
-    names = ", ".join(other)
-    runs_of = f" ({names} in different runs)" if other else ""
-    measured = commits_of(row for row in ours if _at_zero(row, "ptxgen-fast"))
-    return (
-        f"{prefill_document.standing()}Prompts of 512 tokens run through whole four-bit models at {span(beside)} times "
-        f"llama.cpp's rate with activations rounded to bf16{runs_of}. {measured}\n"
-    )
-
-
-def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
-    """Whether a prompt at depth 0 by an implementation, with weights that llama.cpp has, too."""
-    return bool(row["impl"] == impl and row["case"]["depth"] == 0 and row["case"]["weights"] == "q4_k_m")
 
 
 def two_launches() -> Iterable[str]:
@@ -200,8 +185,10 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 
 def document(rows: Sequence[Mapping[str, Any]]) -> str:
     """docs/performance.md, from the rows of a run of decode attention and the last runs of the others."""
-    parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
-    parts += [
+    parts = [
+        *decode_document.grid(rows),
+        *decode_document.others(rows),
+        *decode_document.counters(),
         *two_launches(),
         *untuned(),
         *prefill_document.prefill(),
@@ -213,13 +200,18 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
         *generation(),
         *starting(),
     ]
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *summary_document.summary(rows), SECTIONS, contents(parts), *parts])
 
 
-def readme(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the README says of speed."""
-    parts = (decode_document.readme(rows), model_document.tokens(), standing(), engines_document.standing())
-    return "\n".join(parts)
+def contents(parts: Iterable[str]) -> str:
+    """Links to the sections of these texts, each in a line."""
+    titles = re.findall(r"^## (.*)$", "\n".join(parts), flags=re.M)
+    return "".join(f"- [{title}](#{anchor(title)})\n" for title in titles)
+
+
+def anchor(title: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
 
 
 def main() -> None:
@@ -227,7 +219,7 @@ def main() -> None:
     root, rows = HERE.parent, decode_document.newest()
     (root / "docs" / "performance.md").write_text(document(rows))
     page = root / "README.md"
-    page.write_text(between(page.read_text(), README, readme(rows)))
+    page.write_text(between(page.read_text(), README, summary_document.readme(rows)))
     page = root / "docs" / "engines.md"
     page.write_text(between(page.read_text(), engines_document.MARKS, engines_document.engines()))
     try:

@@ -21,6 +21,7 @@ from benchmarks import performance
 from benchmarks.cases.decode import LISTS, Case
 from benchmarks.documents import cpu_executor as cpu_executor_document
 from benchmarks.documents import decode as decode_document
+from benchmarks.documents import summary as summary_document
 from benchmarks.report import rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ def documents() -> str:
     return "\n".join(
         [
             performance.document(decode),
-            decode_document.readme(decode),
+            summary_document.readme(decode),
             cpu_executor_document.section(rows.load("cpu_executor")),
             cpu_executor_document.fuzzing(cpu_executor_document.fuzz_rows()),
             *gpu_report.document(),

@@ -1,8 +1,7 @@
-"""The decode attention part of docs/performance.md and the README's table, from the committed rows of one run."""
+"""The decode attention part of docs/performance.md, from the committed rows of one run."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +26,10 @@ SECTIONS = {
 CACHES = ((1, 4096), (1, 32768), (1, 131072), (8, 4096), (8, 32768), (32, 4096))
 INTRODUCTION = """## Decode attention, f16
 
-Microseconds per call as a graph node, with enough KV sets in turn to defeat the L2: **ours** (with programmatic launch)
-/ the best peer / the read of the KV cache alone. One launch, whatever the length. Programmatic: a chain in which each
-kernel's query and newest position wait for the kernel ahead, and its older positions do not.
+Microseconds a call, one launch whatever the length: **ours** (with programmatic launch) / the best peer / only reading
+the KV cache. Calls are nodes of a CUDA graph, over so many KV caches in turn that none is in the L2. With programmatic
+launch each kernel of a chain may begin before the one ahead has ended: it reads older positions at once, and waits with
+its query and the newest position.
 """
 
 Cases = Mapping[Case, Times]
@@ -259,38 +259,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _peers_in(cases: Cases) -> list[str]:
+def peers_in(cases: Cases) -> list[str]:
     """The peers that were measured."""
     measured = {name for times in cases.values() for name in times}
     return [word for word, start in PEERS.items() if any(name.startswith(start) for name in measured)]
-
-
-def _with_all_peers(peers: Sequence[str]) -> str:
-    """What the newest run says that has the peers which this one lacks; nothing where it has all."""
-    grids = {name: of_grid(rows) for name, rows in whole_grids().items()}
-    run = next((name for name in reversed(grids) if len(_peers_in(grids[name])) == len(PEERS)), None)
-    if len(peers) == len(PEERS) or run is None:
-        return ""
-    found = list(compared(grids[run])[0].values())
-    more = ", ".join(word for word in PEERS if word not in peers)
-    return f" With {more} too, in run {run}: {mean(found):.2f} (least {min(found):.2f})."
-
-
-def readme(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The README's table: a few shapes and points of the grid, the best peer by name, and the means."""
-    cases = of_grid(rows)
-    peers = _peers_in(cases)
-    points, lines = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048)), []
-    for heads in ((32, 8, 128), (32, 4, 64), (12, 2, 128), (32, 32, 128)):
-        found = [cases[Case(*heads, *point)] for point in points]
-        lines.append(["/".join(map(str, heads)), *map(_cell, found)])
-    worst = min(min(compared(of_grid(run))[0].values(), default=math.inf) for run in whole_grids().values())
-    return (
-        "Decode attention in f16, µs per call as a graph node on an "
-        f"{rows[0]['device']}, L2 cold: **ours** (with programmatic launch) / the best of {', '.join(peers)} / only "
-        "reading the KV cache.\n\n"
-        + table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in points)], lines)
-        + f"\n{means(cases)} {commit_of(rows)}{_with_all_peers(peers)} Earlier runs, the worst of which has a least of "
-        f"{worst:.2f}, and all other figures: [performance](docs/performance.md).\n\n"
-        "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"
-    )

@@ -44,34 +44,21 @@ def engines() -> str:
     return "\n".join(_lines())
 
 
-def standing() -> str:
-    """The same in a sentence, for the README."""
-    found = ratios(newest())
-    least_to_most = {
-        kind: f"{min(of):.2f} to {max(of):.2f}"
-        for kind in KINDS
-        if (of := [ratio for case, ratio in found.items() if case[0] == kind])
-    }
-    return (
-        "In Hugging Face transformers, a model of the shape of Llama 3.2 1B takes a step from a CUDA graph at "
-        f"{least_to_most['graph']} times the rate of the better of `sdpa` and FlashAttention 2, over depths of 512 to "
-        f"32768 positions and 1 to 32 sequences; eager steps {least_to_most['eager']}, prompts "
-        f"{least_to_most['prompt']} ([all of them](docs/engines.md#how-fast)).\n"
-    )
-
-
 def _lines() -> Iterator[str]:
     rows = newest()
     found = ratios(rows)
     yield (
         f"Tokens per second on an {rows[0]['device']} of a model of the shape of Llama 3.2 1B in bf16 with random "
-        f"weights, torch 2.11, transformers 5.17 (`python -m benchmarks.transformers_attention`), all in one process "
-        f'and in turns. {commits(rows)} "graph": a step over a static cache, replayed from a CUDA graph; "eager": a '
-        'step over a cache that grows, as it is, of lengths that come again; "new lengths": of lengths that no step '
-        'before it had; "in place": as "eager", over a `growing_cache`, of all; "prompt": a whole prompt. "fa2" is '
-        "torch's FlashAttention 2 without a mask, told by the host how many keys count, which transformers does not do "
-        "for static caches. "
-        '"ours / best" is the median of the turns\' own quotients, in brackets their first and third quartile.\n'
+        "weights, torch 2.11, transformers 5.17, all in one process and in turns "
+        f"(`python -m benchmarks.transformers_attention`). {commits(rows)}\n\n"
+        '- "graph": a step over a static cache, replayed from a CUDA graph.\n'
+        '- "eager": a step over a cache that grows by copies, at lengths that occurred before; "new lengths": at '
+        "lengths that no step before it had.\n"
+        '- "in place": as "eager", but over a `growing_cache`, for all implementations.\n'
+        '- "prompt": a whole prompt.\n'
+        '- "fa2": torch\'s FlashAttention 2 without a mask. The host tells it how many keys count, which transformers '
+        "does not do for static caches.\n"
+        '- "ours / best": the median of the quotients of single turns; in brackets their first and third quartile.\n'
     )
     yield table(rows) + "\n"
     for kind, said in KINDS.items():

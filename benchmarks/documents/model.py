@@ -1,4 +1,4 @@
-"""What docs/performance.md and the README say of whole models: decode steps, prompts, and the products of both."""
+"""What docs/performance.md says of whole models: decode steps, prompts, and the products of both."""
 
 from __future__ import annotations
 
@@ -19,42 +19,7 @@ from benchmarks.report.selection import (
     rows_elsewhere,
     rows_measured,
     runs_of_tokens,
-    span,
 )
-
-
-def tokens() -> str:
-    """A token of whole models beside llama.cpp: a table of the empty cache, then a sentence on batches."""
-    cases: dict[tuple[str, int, int], dict[str, float]] = {}
-    newest, elsewhere = newest_rows("decode_step"), rows_elsewhere("decode_step", "llama.cpp", "ptxgen")
-    for row in [*newest, *elsewhere]:
-        case = row["case"]
-        if case["weights"] == "q4_k_m":
-            cases.setdefault((case["model"], case["batch"], case["depth"]), {})[row["impl"]] = row["us"]
-    both = {key: us for key, us in cases.items() if {"ptxgen", "llama.cpp"} <= us.keys()}
-    lines = [
-        [model, f"**{us['ptxgen']:.0f}**", f"{us['llama.cpp']:.0f}", f"{us['llama.cpp'] / us['ptxgen']:.2f}",
-         f"{us['floor']:.0f}"]
-        for (model, batch, depth), us in both.items() if (batch, depth) == (1, 0)
-    ]  # fmt: skip
-    spans = []
-    for batch in sorted({batch for _, batch, _ in both}):
-        ratios, rounded = (
-            [us["llama.cpp"] / us[impl] for key, us in both.items() if key[1] == batch and impl in us]
-            for impl in ("ptxgen", "ptxgen-fast")
-        )
-        fast = f" ({span(rounded)} with activations rounded to bf16)" if rounded else ""
-        spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}{fast}")
-    apart = sorted({row["case"]["model"] for row in elsewhere})
-    together = "in one run" + (f" ({', '.join(apart)}: in different runs)" if apart else "")
-    if {model for model, *_ in both} <= set(apart):
-        together = "in an earlier run"
-    return (
-        "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
-        f"beside llama.cpp {together}:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
-        f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more. "
-        f"{commits_of(row for row in newest if row['case']['weights'] == 'q4_k_m')}\n"
-    )
 
 
 def whole_models() -> Iterable[str]:
@@ -129,9 +94,12 @@ def _part(title: str, about: str, table: str) -> Iterator[str]:
     yield f"{table}\n"
 
 
+FIRST_TOKEN = ("transformers-cudnn", "transformers-cudnn, graph")  # peers
+
+
 def first_tokens() -> Iterable[str]:
     """The time to the first token of prompts in bf16 beside transformers: of each model's newest run that has both."""
-    peers = ("transformers-cudnn", "transformers-cudnn, graph")
+    peers = FIRST_TOKEN
     rows = newest_of_models("prompt", peers[0])
     cases: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:

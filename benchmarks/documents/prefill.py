@@ -97,28 +97,6 @@ def _rates(measured: Sequence[Impls]) -> str:
     return table(heads, lines)
 
 
-def standing() -> str:
-    """How attention of prompts stands beside the best of three peers, in a sentence: of cases that have all of them."""
-    measured = [impls for impls in newest(peers=3) if is_alone(impls["ptxgen"]["case"])]
-    commits = dict.fromkeys(impls["ptxgen"]["commit"] for impls in measured)
-    best = [min(impls[peer]["us"] for peer in PEERS if peer in impls) / impls["ptxgen"]["us"] for impls in measured]
-    counts = {peer: sum(peer in impls for impls in measured) for peer in PEERS}
-    who = [
-        NAMES[peer] + ("" if count == len(measured) else f" (in {count} of the cases)")
-        for peer, count in counts.items()
-        if count
-    ]
-    return (
-        f"Prefill's attention in bf16, on wgmma, is {mean(best):.2f} times as fast as the best of {in_words(who)} "
-        f"(geometric mean of {len(best)} cases; least {min(best):.2f}; commit {in_words(list(commits))}). "
-    )
-
-
-def in_words(names: Sequence[str]) -> str:
-    """Names in a sentence: A, B and C."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
 def counters() -> Iterator[str]:
     """What the hardware counts in prefill's main cases."""
     if "prefill_counters" not in {path.stem for path in RESULTS.glob("*.jsonl")}:

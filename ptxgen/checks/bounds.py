@@ -54,6 +54,7 @@ class Flow:
     def __init__(self, items: Sequence[Instruction | Label], limits: Mapping[str, int]) -> None:
         self.special = {**SPECIAL, **limits}
         self.blocks = _blocks(items)
+        self._compared = _compared(items)
         self.entries: list[State | None] = [None] * len(self.blocks)
         self._labels = {name: i for i, block in enumerate(self.blocks) for name in block.labels}
         self._rewritten, self._proper = self._loops()
@@ -209,6 +210,8 @@ class Flow:
             bound = before
         state.bounds[name] = bound
         state.facts.pop(name, None)
+        if name not in self._compared:  # most registers: no fact mentions them
+            return
         for predicate in [p for p, facts in state.facts.items() if mentions(facts, name)]:
             del state.facts[predicate]
 
@@ -254,6 +257,12 @@ def _blocks(items: Sequence[Instruction | Label]) -> list[_Block]:
         if item.opcode.split(".")[0] in ("bra", "brx", "ret", "exit", "trap"):
             blocks.append(_Block([], []))
     return blocks
+
+
+def _compared(items: Sequence[Instruction | Label]) -> set[str | int | None]:
+    """The sides of all comparisons, of which facts are made."""
+    tests = (item for item in items if isinstance(item, Instruction) and item.opcode.startswith("setp."))
+    return {side_of(operand) for item in tests for operand in item.operands[1:3]}
 
 
 def _join(entry: State, state: State, loop: frozenset[str]) -> bool:

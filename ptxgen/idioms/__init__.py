@@ -1,9 +1,9 @@
 """Instruction sequences that several kernel types share. Each takes the builder first and appends to its fragment.
 
-- Elements: `elements`, `convert` (between types), `quantised_rows`; `dot`, `reduce`, `division`, `activation`, `log2`.
-- Threads over rows: `threads`, `rows`, `row_kernel`.
-- Heads and caches: `rope`, `rope_settings`, `rotating_rows`; `kv_cache`.
-- The choice of a token: `order`, `best`, `bit_set`, `probabilities`, `philox`, `threshold`; `sampling` joins them.
+- Elements: `elements`, `convert` (between types), `quantised_rows`; `dot`, `reduce`, `activation`, `log2`.
+- Threads over rows: `threads`, `rows`, `row_kernel`; `division` (of indices by constants).
+- Heads and caches: `rope/`, `kv_cache`.
+- The choice of a token: `sampling/`.
 - Between CTAs and launches: `polls`, `programmatic`.
 """
 

@@ -16,8 +16,9 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms import convert
+from ptxgen.idioms.division import split
 from ptxgen.idioms.reduce import over_lanes
-from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
+from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index
 from ptxgen.launch import Param, buffer, scalar
 from ptxgen.scales import SCALE_GROUP, scale_groups
 from ptxgen.spec.cache_fields import place_rules

@@ -1,4 +1,4 @@
-"""Which thread does what: rows of heads cut into chunks, and index arithmetic with constants."""
+"""Which thread does what: rows of heads cut into chunks, and where a row's chunk lies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.division import split
 
 CHUNK = 8  # elements a thread moves: 16 bytes of f16
 CTA_THREADS = 128  # enough to hide a load, few enough that one token spreads over several SMs
@@ -14,40 +15,6 @@ CTA_THREADS = 128  # enough to hide a load, few enough that one token spreads ov
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
-
-
-def split(b: Builder, quotient: str | Reg, remainder: str | Reg, value: Reg, divisor: int) -> tuple[Reg, Reg]:
-    """`value // divisor` and `value % divisor` of a u32 and a constant, in registers of those names."""
-    if divisor & (divisor - 1) == 0:
-        whole = b.op("shr.u32", quotient, value, divisor.bit_length() - 1)
-        return whole, b.op("and.b32", remainder, value, divisor - 1)
-    return b.op("div.u32", quotient, value, divisor), b.op("rem.u32", remainder, value, divisor)
-
-
-def divide(b: Builder, out: Reg, value: Reg, divisor: int, most: int) -> Reg:
-    """`out = value // divisor` of a u32 of at most `most`: assemblers divide by constants the long way."""
-    factor = -(-(1 << 32) // divisor)
-    if most * (factor * divisor - (1 << 32)) >= 1 << 32:
-        raise ValueError(f"divide: {most} may be too large for a division by {divisor} in 32 bits")
-    if divisor == 1:
-        b.op("mov.u32", out, value)
-    elif divisor & (divisor - 1) == 0:
-        b.op("shr.u32", out, value, divisor.bit_length() - 1)
-    else:
-        b.op("mul.hi.u32", out, value, factor)
-    return out
-
-
-def divide_any(b: Builder, quotient: str | Reg, value: Reg, divisor: int) -> Reg:
-    """`value // divisor` of a u32 below 2^31 and a constant, in that register: assemblers divide by constants the long
-    way, powers of two included."""
-    shift = divisor.bit_length() - 1
-    if divisor & (divisor - 1) == 0:
-        whole: Reg = b.op("shr.u32", quotient, value, shift)
-        return whole
-    # factor · divisor − 2^(32 + shift) < divisor, so that a value below 2^31 is off by less than one in its last place
-    whole = b.op("mul.hi.u32", quotient, value, -(-(1 << 32 + shift) // divisor))
-    return b.op("shr.u32", whole, whole, shift) if shift else whole
 
 
 def row_index(b: Builder, name: str | Reg, row: Reg, per_row: Reg | int, item: Reg) -> Reg:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32, s32, u32, u64
-from ptxgen.idioms.best import Best
 from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.elements import pieces, widest
-from ptxgen.idioms.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.rows import RowShare, RowWalk
+from ptxgen.idioms.sampling.best import Best
+from ptxgen.idioms.sampling.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms.programmatic import release_if_short
-from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.rope.rows import PRECISE, ROPE_FIELDS
 from ptxgen.kernel import Spread, kernel_type
 from ptxgen.kernels.digit_gemm import DigitGemm
 from ptxgen.launch import Param, buffer

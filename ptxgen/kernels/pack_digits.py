@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f32, u8
 from ptxgen.idioms import convert
+from ptxgen.idioms.division import split
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.reduce import over_cta
-from ptxgen.idioms.threads import split
 from ptxgen.kernel import KernelType, Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.digits_bf16 import layout as bf16_layout

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import bf16, e4m3, f16, f32
+from ptxgen.idioms.division import split
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.idioms.threads import split
 from ptxgen.kernel import Reading, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.parity import LIMITS

@@ -135,6 +135,7 @@ class PackedGemm(PackedProduct):
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
+        dict(n=68, k=256, tokens=8, precision="fast", out_dtype="bf16", tile_rows=64, split=3, by_memory=True),
         dict(n=56, k=128, tokens=96, precision="fast", out_dtype="bf16", carried=True, evict_first=True),
         dict(n=60, k=1536, tokens=16, precision="fast", tile_rows=64, split=1, slices=2, programmatic=True),
         dict(n=192, k=1024, tokens=96, precision="fast", out_dtype="bf16", carried=True, last_tiles=1),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen.dtypes import DType, bf16, f32
-from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.rope.rows import PRECISE, ROPE_FIELDS
 from ptxgen.kernel import Reading, Spread, kernel_type
 from ptxgen.kernels.packed_gemm import PackedGemm
 from ptxgen.parity import LIMITS

@@ -13,7 +13,7 @@ from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.dtypes import f32, s32, u8, u32
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms import kv_cache
-from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.rope import rotation as rotary
 from ptxgen.kernel import kernel_type
 from ptxgen.kernels.embedding import Embedding
 from ptxgen.kernels.gemv import Gemv

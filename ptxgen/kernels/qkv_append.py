@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
-from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.rope import rotation as rotary
+from ptxgen.idioms.rope.rows import PRECISE, ROPE_FIELDS
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.gemv import Gemv

@@ -9,8 +9,8 @@ from ptxgen import lengths, rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
+from ptxgen.idioms.rope import rotation as rotary
+from ptxgen.idioms.rope.rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
 from ptxgen.kernel import KernelType, Spread, field, kernel_type
 from ptxgen.launch import Param, buffer
@@ -27,8 +27,9 @@ class Rope(RotatingRows, KernelType):
 
     q `[rows, n_heads, head_dim]`, and k `[rows, n_kv_heads, head_dim]` where `n_kv_heads` is not 0; `in_place`, or to
     q_out and k_out. Row r is at position + r; `indirect`: position is read from device memory; `batched`: row r is at
-    positions[r]. The first `rotary_dim` elements rotate (None: all); angles, styles, scalings: `idioms.rope.Rotation`.
-    Arithmetic is f32; absolute error of sine and cosine 2⁻²⁰, with `precise` 2⁻²³, at every position.
+    positions[r]. The first `rotary_dim` elements rotate (None: all); angles, styles, scalings:
+    `idioms.rope.rotation.Rotation`. Arithmetic is f32; absolute error of sine and cosine 2⁻²⁰, with `precise` 2⁻²³, at
+    every position.
     """
 
     head_dim: int

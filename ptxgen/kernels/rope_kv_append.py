@@ -10,10 +10,10 @@ from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.dot import dot
 from ptxgen.idioms.reduce import WARP, halves, over_lanes
-from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
+from ptxgen.idioms.rope import rotation as rotary
+from ptxgen.idioms.rope.rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
 from ptxgen.idioms.row_kernel import EPS
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
 from ptxgen.kernel import KernelType, Spread, kernel_type

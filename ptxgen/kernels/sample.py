@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import f32, s32, u64
-from ptxgen.idioms import philox, probabilities
 from ptxgen.idioms.elements import widest
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.rows import RowShare
-from ptxgen.idioms.sampling import STEEPEST, Sampling
+from ptxgen.idioms.sampling import philox, probabilities
+from ptxgen.idioms.sampling.draw import STEEPEST, Sampling
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer

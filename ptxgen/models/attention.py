@@ -14,7 +14,7 @@ from typing import Any
 
 from ptxgen.dtypes import DType, u64
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.kernel import KernelType, find_kernel_type
 from ptxgen.launch import Param, evaluate
 from ptxgen.models.config.shape import LayerKind, ModelShape

@@ -13,7 +13,7 @@ import numpy as np
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.models.spec import QKV, ModelSpec
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from ptxgen.attention.persistent.plan import Region
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.idioms import convert, rope
+from ptxgen.idioms import convert
 from ptxgen.idioms.polls import Polls
+from ptxgen.idioms.rope import rotation as rope
 from ptxgen.persistent.plan import (
     BATCH,
     HEADER,

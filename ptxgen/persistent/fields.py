@@ -10,8 +10,8 @@ from ptxgen.attention.cache import Cache
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, f16, f32
-from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import ROPE_FIELDS, STYLE
+from ptxgen.idioms.rope import rotation as rotary
+from ptxgen.idioms.rope.rows import ROPE_FIELDS, STYLE
 from ptxgen.kernel import KernelType, Spread, field, kernel_base
 
 HEAD_DIMS = (16, 32, 64, 128, 256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
-from ptxgen.idioms.order import largest_of_warp
+from ptxgen.idioms.sampling.order import largest_of_warp
 from ptxgen.persistent.begin import Begin
 from ptxgen.persistent.plan import SLOTS, WARPS, Plan
 from ptxgen.persistent.steps import Steps

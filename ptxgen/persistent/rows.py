@@ -6,8 +6,8 @@ from ptxgen.builder import SINK, Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
-from ptxgen.idioms.order import ordered_key
 from ptxgen.idioms.reduce import over_lanes
+from ptxgen.idioms.sampling.order import ordered_key
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
 from ptxgen.persistent.plan import BATCH, SUM_BYTES, WARPS, Plan
 from ptxgen.persistent.steps import Steps

@@ -44,7 +44,7 @@ def settle(spec: Ruled, given: Mapping[str, object]) -> tuple[str, ...]:
     for field in _fields(type(spec)):
         name = field.name
         if name in given or not _needed(field):
-            value, reason = coerce(field, given.get(name, _stand_in(type(spec), field)))
+            value, reason = coerce(field, given[name] if name in given else _stand_in(type(spec), field))
         else:
             value, reason = None, f"{name}: is needed and has no default"
         if reason:

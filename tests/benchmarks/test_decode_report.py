@@ -1,4 +1,4 @@
-"""The decode attention benchmark without a GPU: its cases, what its rows are made into, the README's table."""
+"""The decode attention benchmark without a GPU: its cases, and what its rows are made into."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ def test_the_documents_say_who_is_behind_and_who_took_part() -> None:
     assert "32/8/128 1×512 (0.95)" in text
     assert "| cuDNN (torch) | 36 | 0.95 | 0.84 |" in text
     assert "| FlashInfer batch, tensor cores | 36 | 2.00 | 0.40 |" in text
-    page = decode_document.readme(made)
-    assert "the best of cuDNN, FlashInfer /" in page
-    assert "| 32/8/128 | **10.0** (9.0) / 9.5 / 8.0 |" in page
+    assert "| 32/8/128 | **10.0** (9.0) / 9.5 / 8.0 |" in text
+    assert decode_document.peers_in(by_case(made)) == ["cuDNN", "FlashInfer"]
 
 
 def test_the_chart_has_a_share_of_the_floor_at_every_point(tmp_path: Path) -> None:
@@ -115,16 +114,6 @@ def test_flashinfer_says_what_it_does_not_run(case: Case, kind: str, said: str) 
     reason = flashinfer.refusal(case, kind)
     assert reason.startswith(said)
     assert bool(reason) == bool(said)
-
-
-def test_the_readme_has_the_newest_run_its_least_and_where_prefill_stands() -> None:
-    """After a run: `python -m benchmarks.performance`."""
-    page, newest = (ROOT / "README.md").read_text(encoding="utf-8"), decode_document.newest()
-    assert performance.between(page, performance.README, performance.readme(newest)) == page
-    least = min(decode_document.compared(decode_document.of_grid(newest))[0].values())
-    assert f"(least {least:.2f})" in page
-    assert f"Run {newest[0]['run']}, commit {newest[0]['commit']}" in page
-    assert performance.standing().strip() in page
 
 
 def test_the_performance_page_is_written_from_the_rows() -> None:

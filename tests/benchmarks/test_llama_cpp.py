@@ -157,7 +157,7 @@ def test_a_run_goes_on_past_what_fails(
     monkeypatch.setattr(decode_step, "MORE", (("small", "q8_0"),))
     monkeypatch.setattr(decode_step, "DEPTHS", {1: (0, 8), 2: (), 4: (), 8: (8,), 32: ()})
     monkeypatch.setattr(decode_step, "ROLES", {(1, 8): decode_step.FIRST, (2, 8): (("small", "bf16"),)})
-    monkeypatch.setattr(decode_step, "Ours", partial(decode_step.Ours, models={"small": LLAMA}, max_len=32, steps=1))
+    monkeypatch.setattr(decode_step, "Ours", partial(decode_step.Ours, models={"small": LLAMA}, max_len=64, steps=1))
     monkeypatch.setattr(decode_step, "TRANSFORMERS", (((1, 8), (4, 8), (2, 8)),))
     monkeypatch.setattr(sys, "executable", str(peer(tmp_path)))
     measured = bound_step.graph_us

@@ -42,3 +42,10 @@ def test_files_and_commands_that_are_named_exist(page: Path) -> None:
     missing = [name for name in files if not (ROOT / name.rstrip("/.")).exists()]
     missing += [name for name in COMMAND.findall(text) if find_spec(name.rstrip(".")) is None]
     assert not missing
+
+
+def test_the_contents_of_the_experiments_list_every_heading_in_order() -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    contents = text.partition("\n## ")[0]
+    listed = [target.removeprefix("#") for target in LINK.findall(contents) if target.startswith("#")]
+    assert listed == [anchor(heading) for heading in re.findall(r"^##+ (.*)$", text, re.M)]

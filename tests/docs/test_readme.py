@@ -1,4 +1,4 @@
-"""The README's commands run as they stand, in order, in a copy of what they name; so does its Python."""
+"""The commands and the Python of the README and of docs/getting-started.md run as they stand, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from ptxgen.cli._main import invoke
 from tests.support.packages import ROOT
 
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
 # Lines that set up, and what runs them.
 ELSEWHERE = {
     "make demo": "continuous integration installs by its rule of the Makefile; tests/package/test_demo.py",
@@ -24,13 +25,13 @@ ELSEWHERE = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def commands() -> list[str]:
+def commands(text: str) -> list[str]:
     """The lines behind `$`, without their comments."""
-    lines = (line for block in blocks("console") for line in block.splitlines() if line.startswith("$ "))
+    lines = (line for block in blocks(text, "console") for line in block.splitlines() if line.startswith("$ "))
     return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines]
 
 
@@ -39,8 +40,8 @@ def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("CI", raising=False)  # `golden update` is refused there
     for folder in ("examples", "golden_ptx"):
         shutil.copytree(ROOT / folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    run = [line for line in commands() if line not in ELSEWHERE]
-    assert len(run) >= 14
+    run = [line for text in (README, GUIDE) for line in commands(text) if line not in ELSEWHERE]
+    assert len(run) >= 16
     for line in run:
         program, *words = shlex.split(line)
         if program == "python":
@@ -58,8 +59,8 @@ def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Path("exported/program.json").exists()
 
 
-def test_what_sets_up_stands_in_the_readme_and_in_what_continuous_integration_runs() -> None:
-    assert [line for line in ELSEWHERE if line not in commands()] == []
+def test_what_sets_up_stands_in_both_and_in_what_continuous_integration_runs() -> None:
+    assert [line for line in ELSEWHERE if line not in commands(README) or line not in commands(GUIDE)] == []
     rules = (ROOT / "Makefile").read_text()
     assert "pip install --quiet --disable-pip-version-check -e '.[all,dev]'" in rules
     assert re.search(r"^demo: \$\(STAMP\)$", rules, re.MULTILINE)
@@ -68,7 +69,7 @@ def test_what_sets_up_stands_in_the_readme_and_in_what_continuous_integration_ru
 
 
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    kernel, _ = blocks("python")
+    (kernel,) = blocks(README, "python")
     exec(kernel, {})
     printed = capsys.readouterr().out
     assert ".target sm_90" in printed
@@ -77,7 +78,7 @@ def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_python_of_a_whole_model_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
-    _, model = blocks("python")
+    (model,) = blocks(GUIDE, "python")
     names: dict[str, Any] = {}
     exec(model, names)
     assert capsys.readouterr().out.startswith("In the beginning")
@@ -88,7 +89,7 @@ def test_the_python_of_a_whole_model_runs(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_the_extras_are_those_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", TEXT.partition("## Installation")[2], re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", GUIDE.partition("## Install")[2], re.MULTILINE))
     section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     assert rows.keys() == set(re.findall(r"^(\w+) =", section, re.MULTILINE)) - {"dev"}
     (together,) = re.findall(r"^all = \[\"ptxgen\[(.*?)\]", section, re.MULTILINE)

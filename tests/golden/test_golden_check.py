@@ -230,7 +230,7 @@ def test_the_workflow_to_copy_installs_the_assembler_that_recorded() -> None:
 def test_a_fresh_bundle_differs_in_nothing_and_its_resources_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As README shows; once resources are recorded, a folder that lacks them is one that lost them."""
+    """As docs/getting-started.md shows; once resources are recorded, a folder that lacks them is one that lost them."""
     config = str(ROOT / "examples" / "train" / "config.json")
     assert invoke(["generate", "--config", config, "--target", "sm_80", "-o", str(tmp_path)]) == 0
     root = ["--root", str(tmp_path), "arg-max", "rope"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, nodes
 
-from ptxgen import render
+from ptxgen import generator, render
 from ptxgen.generator import _generate
 from ptxgen.golden import Goldens
 from tests.tools.outlines import FOLDER, Outline, outlines
@@ -80,6 +80,7 @@ def marking() -> Marking:
     env.globals |= plain.globals | {"seen": env.note}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "environment", lambda: env)
+        patch.setattr(generator, "check", lambda *_, **__: None)  # goldens, which texts equal, are checked elsewhere
         for case in Goldens(GOLDENS).cases():
             text = (GOLDENS / case.file).read_text(encoding="utf-8")
             assert _generate(case.spec, case.target).text == text, f"{case.file}: marks change the text"

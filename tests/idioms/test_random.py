@@ -7,7 +7,7 @@ import pytest
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import f32, u32
-from ptxgen.idioms import philox, probabilities
+from ptxgen.idioms.sampling import philox, probabilities
 from ptxgen.launch import buffer
 from tests.support.idiom_kernel import Idiom, run_idiom
 

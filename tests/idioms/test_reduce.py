@@ -9,8 +9,8 @@ import pytest
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, f32, u32, u64
-from ptxgen.idioms.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.idioms.reduce import over_cta, over_lanes, over_warp
+from ptxgen.idioms.sampling.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.launch import buffer
 from tests.support.cpu_run import MODES
 from tests.support.idiom_kernel import Idiom, run_idiom, text_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError, generate, supports
-from ptxgen.idioms.rope import Rotation
+from ptxgen.idioms.rope.rotation import Rotation
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import KvCacheScatter, Rope, RopeKvAppend
 from ptxgen.runtime import Device, open_device

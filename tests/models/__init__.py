@@ -1,1 +1,1 @@
-"""Tests of model configurations and plans."""
+"""Tests of models: `config` (config.json), `files` (model files), `program` (a step as data); text, whole models."""

@@ -14,6 +14,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -84,14 +85,19 @@ def page(like: str | None = None) -> str:
     for name, chosen in AUTHORS.items():
         module = importlib.import_module(name)
         lines += _module(module, silent, chosen)
-        parts = [getattr(module, part) for part in dir(module)] if name == "ptxgen.idioms" else []
-        for part, own in ((part, _own(part)) for part in parts):
-            lines += _module(part, silent, own) if own else ()
+        for part, own in ((part, _own(part)) for part in (_modules_of(module) if name == "ptxgen.idioms" else ())):
+            lines += _module(part, silent, own) if own or hasattr(part, "__path__") else ()
     for name in READ:
         lines += _read(name, silent)
     if silent:
         raise SystemExit("public names without a docstring: " + ", ".join(silent))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _modules_of(package: ModuleType) -> Iterator[ModuleType]:
+    """The modules of a package and of its packages."""
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(found.name)
 
 
 def _own(module: ModuleType) -> tuple[str, ...]:

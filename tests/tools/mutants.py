@@ -50,7 +50,7 @@ TESTS = {
         "tests/runtime/test_device.py",
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
-    "ptxgen/models/packing.py": ("tests/models/test_packing.py",),
+    "ptxgen/models/packing.py": ("tests/models/program/test_packing.py",),
     "ptxgen/models/step/tiled.py": ("tests/runtime/model/test_tiled_sequences.py",),
     "ptxgen/products/wgmma/tokens/attention_output.py": (f"{_GOLDENS}[incremental_attention]",),
     "ptxgen/products/wgmma/mainloop/codes.py": (f"{_GOLDENS}[packed_gemm]",),

@@ -11,7 +11,7 @@ from ptxgen.attention.attention import Attention
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import DType
 from ptxgen.idioms.polls import Polls
-from ptxgen.idioms.rope import Rotation
+from ptxgen.idioms.rope.rotation import Rotation
 
 CHUNK = 8  # elements of a row of K or V that a lane has
 

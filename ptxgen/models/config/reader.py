@@ -9,7 +9,7 @@ from pathlib import Path
 from ptxgen import rules
 from ptxgen.errors import ConfigWarning, SpecError, brief
 from ptxgen.files.jsonfields import Fields
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.models.config import keys
 from ptxgen.models.config.families import Family
 from ptxgen.models.config.fields import config_fields, read_config

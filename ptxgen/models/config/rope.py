@@ -10,7 +10,7 @@ from typing import Any
 from ptxgen import rules
 from ptxgen.errors import SpecError, brief
 from ptxgen.files.jsonfields import Fields, is_number
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.models.config.families import Family
 from ptxgen.models.config.layers import FULL, SLIDING
 

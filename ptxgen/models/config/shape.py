@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.models.config.kv_scheme import KvScheme
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from ptxgen.errors import SpecError
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.kernel import KernelType
 from ptxgen.kernels.persistent_step import FORMATS, PersistentStep
 from ptxgen.models.persistent.refusals import other_ops, other_sizes, other_value, refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.products.digits_bf16.geometry import FewRuns
 from ptxgen.products.digits_s8.results import EarlyResults
 from ptxgen.products.epilogue.heads import HeadsEpilogue

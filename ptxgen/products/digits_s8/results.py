@@ -7,7 +7,7 @@ from functools import cached_property
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.products.digits_s8.geometry import TokenRuns
 from ptxgen.products.digits_s8.roots import Roots
 from ptxgen.products.epilogue.results import Epilogue

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Table
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
+from ptxgen.idioms.rope import rotation as rotary
 from ptxgen.products.epilogue.results import Epilogue
 from ptxgen.products.geometry.groups import Geometry
 from ptxgen.products.geometry.runs import Runs

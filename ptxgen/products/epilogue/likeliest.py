@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import s32
-from ptxgen.idioms.best import Best
-from ptxgen.idioms.order import largest_of_warp, ordered_key
+from ptxgen.idioms.sampling.best import Best
+from ptxgen.idioms.sampling.order import largest_of_warp, ordered_key
 from ptxgen.products.epilogue.results import Epilogue
 from ptxgen.products.geometry.groups import Geometry
 from ptxgen.products.geometry.runs import Runs

@@ -8,7 +8,7 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.products.geometry.groups import Geometry
 from ptxgen.products.geometry.runs import Runs
 from ptxgen.products.mainloop.loop import TileLoop

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.threads import divide
-from ptxgen.idioms.threads import split as divided
+from ptxgen.idioms.division import divide_bounded
+from ptxgen.idioms.division import split as divided
 from ptxgen.products.geometry.runs import SLOT_BYTES, Runs
 from ptxgen.products.mainloop.columns import Columns, columns_of
 from ptxgen.products.mainloop.reader import TileReader
@@ -66,7 +66,7 @@ class Stream:
                 total = b.op("selp.b32", "tiles_of_cta", at.most * at.parts * at.tiles, total, self.has_more)
             begin = self._share(total)
             record, tile = b.reg("record_of_cta", "u32"), b.reg("tile", "u32")
-            divide(b, record, begin, at.tiles, at.most * at.parts * at.tiles)
+            divide_bounded(b, record, begin, at.tiles, at.most * at.parts * at.tiles)
             b.op("min.u32", record, record, at.most * at.parts)  # as it is: a bound for the checks
             b.op("sub.u32", tile, begin, b.op("mul.lo.u32", "tiles_before", record, at.tiles))
             self.tile, self.own_record = tile, record
@@ -91,7 +91,7 @@ class Stream:
         begin: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total)
         end = b.op("add.u32", "end_tile", begin, total)
         for each in (begin, end):
-            divide(b, each, each, warps, warps * self.at.most * self.at.parts * self.at.tiles)
+            divide_bounded(b, each, each, warps, warps * self.at.most * self.at.parts * self.at.tiles)
         self.left = b.op("sub.u32", "tiles_left", end, begin)
         return begin
 

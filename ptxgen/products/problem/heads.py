@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ptxgen import rules
 from ptxgen.idioms import kv_cache
-from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.rope import rotation as rotary
 from ptxgen.weights.format import TILE_ROWS
 
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3")  # int8 takes a scale, which no single row of a product knows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
-from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.rope import rotation as rotary
 from ptxgen.kernel import KernelType
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.problem.heads import HEADS, head_rules

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
+from ptxgen.idioms.division import split
 from ptxgen.idioms.reduce import over_warp
-from ptxgen.idioms.threads import split
 from ptxgen.products.geometry.runs import Runs
 from ptxgen.products.tokens.digits import digits_of
 from ptxgen.weights.format import OWN

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import divide
+from ptxgen.idioms.division import divide_bounded
 from ptxgen.products.geometry.runs import SLOT_BYTES, Runs
 from ptxgen.weights.format import TILE_ROWS
 
@@ -72,11 +72,11 @@ class RunSlots:
         bound = at.warps * at.most * at.parts
         if has_more is not None:
             other = convert.scratch(b, "over_most", "u32")
-            divide(b, other, value, at.most * at.parts, bound)
-            divide(b, value, value, at.least * at.parts, bound)
+            divide_bounded(b, other, value, at.most * at.parts, bound)
+            divide_bounded(b, value, value, at.least * at.parts, bound)
             b.op("selp.b32", value, other, value, has_more)
         elif at.least * at.parts > 1:
-            divide(b, value, value, at.least * at.parts, bound)
+            divide_bounded(b, value, value, at.least * at.parts, bound)
 
     def combine(self, values: Sequence[Reg]) -> None:
         """The sums of a result's parts, in a fixed order."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.weights.format import OWN
 
 if TYPE_CHECKING:

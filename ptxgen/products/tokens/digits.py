@@ -17,8 +17,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import f16
 from ptxgen.idioms import convert
+from ptxgen.idioms.division import split
 from ptxgen.idioms.reduce import over_lanes
-from ptxgen.idioms.threads import split
 from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:

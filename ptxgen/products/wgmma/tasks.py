@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import divide_any
-from ptxgen.idioms.threads import split as split_by
+from ptxgen.idioms.division import divide_any
+from ptxgen.idioms.division import split as split_by
 from ptxgen.products.wgmma.tiling.geometry import WARPS, Geometry
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 

@@ -179,7 +179,7 @@ def test_more_registers_than_there_are_is_a_deadlock() -> None:
     found = subject.outcome(text, "fast")
     assert found is not None
     assert "deadlock in kernel packed_gemm" in found.said
-    assert "the CTA's pool of registers (224 a thread, 3072 more than it has; 1024 are free)" in found.said
+    assert "the CTA's pool of registers (216 a thread, 2816 more than it has; 1536 are free)" in found.said
 
 
 @needs_assembler

@@ -16,10 +16,10 @@ from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Device, Model, open_device
 from ptxgen.weights import weight_format
-from tests.models.test_checkpoints import packed, write_llama2c
 from tests.support.models.array_file import ArrayFile
 from tests.support.models.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
 from tests.support.models.model_files import ARCHS, write_folder, write_gguf
+from tests.support.models.raw_files import packed_codes, write_llama2c
 
 CLOSE = 1e-5  # of the largest logit
 SIZES = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=2, head_dim=64)
@@ -117,8 +117,8 @@ def test_a_checkpoint_in_int4(device: Device, method: str, size: int, tmp_path: 
     def parts(source: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         zeros = source["zeros"].T.astype(np.int64) - (not awq)
         return {
-            "qweight": packed(source["qweight"].T, 1 if awq else 0, order),
-            "qzeros": packed(zeros & 15, 1, order),
+            "qweight": packed_codes(source["qweight"].T, 1 if awq else 0, order),
+            "qzeros": packed_codes(zeros & 15, 1, order),
             "scales": source["scales"].T,
         }
 

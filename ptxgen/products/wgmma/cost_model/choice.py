@@ -55,8 +55,8 @@ LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
-# Of CTAs that share k by memory, and how many at least are tried: fewer leave multiprocessors idle, as others do
-SPLITS_BY_MEMORY, FEWEST_BY_MEMORY = range(2, 9), 92
+# CTAs that share a tile's k by memory, at most, and those of a launch at least: fewer leave multiprocessors idle
+MOST_BY_MEMORY, FEWEST_BY_MEMORY = 8, 92
 HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
@@ -173,8 +173,9 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
                     continue
                 ways.append({"split": split, "share": share})
             if not given.keys() & {"split", "share"} and "by_memory" not in fields and _plain(fields):
-                counts = (split for split in SPLITS_BY_MEMORY if FEWEST_BY_MEMORY <= ctas * split <= PROCESSORS)
-                ways += [{"split": split, "share": 1, "by_memory": True} for split in counts]
+                split = min(MOST_BY_MEMORY, PROCESSORS // ctas)
+                if split > 1 and ctas * split >= FEWEST_BY_MEMORY:
+                    ways.append({"split": split, "share": 1, "by_memory": True})
             for way in ways:
                 try:
                     yield kernel(**fields | each | way)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.products.wgmma.epilogue.results_16bit import PIECE, HalfResults
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks

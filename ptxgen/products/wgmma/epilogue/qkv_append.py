@@ -13,8 +13,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.threads import divide_any
+from ptxgen.idioms.division import divide_any
+from ptxgen.idioms.rope import rotation as rotary
 from ptxgen.products.problem.heads import Heads
 from ptxgen.products.wgmma.epilogue.outlets import Outlet
 from ptxgen.products.wgmma.epilogue.results import Results

@@ -13,7 +13,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.products.wgmma.epilogue.outlets import Outlet, RowsOut, TilesOut
 from ptxgen.products.wgmma.epilogue.transpose_rounds import build_rounds
 from ptxgen.products.wgmma.ring import Ring

@@ -15,7 +15,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.division import split
 from ptxgen.products.wgmma.epilogue.transpose_rounds import build_rounds
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks

@@ -102,7 +102,7 @@ class Geometry:
     carried: bool  # warps beside the copying one store results: `epilogue/carried.py`
     activated: bool  # scales and an activation take registers beside the sums
     tight: bool  # weights that are converted leave few
-    scarce: bool  # and so does gate and up in e4m3: `registers.scarce`
+    scarce: bool  # and so do sums and an activation: `registers.scarce`
     roots: bool  # a warp beside the copying one finds the roots of tokens' mean squares: `epilogue/norms.py`
 
     @classmethod
@@ -239,7 +239,7 @@ class Geometry:
     def shares_of_registers(self) -> tuple[int, int]:
         """Of a thread that copies and of one that multiplies, where those that copy give up some (`wide`)."""
         if self.carried:
-            return registers.of_carried(self.tokens, self.row_groups)
+            return registers.CARRIED_REGISTERS
         scarce = self.shape.groups == 2 and (self.pipelined or self.crowded)
         return registers.FACTORED_REGISTERS if scarce else registers.REGISTERS[self.shape.groups]
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders and llama2.c checkpoints: every family against transformers' logits, every covered type."""
+"""Hugging Face folders: every family against transformers' logits, every covered type."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ptxgen.models.files import ModelFile, checkpoint, open_model
 from ptxgen.models.reference import ReferenceModel
 from tests.support.models.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
 from tests.support.models.model_files import write_checkpoint, write_folder
+from tests.support.models.raw_files import packed_codes
 from tests.tools.record.families import RECORD
 
 RECORDED = dict(np.load(RECORD))
@@ -152,16 +153,6 @@ def test_fp8_weights_are_multiplied_by_their_scales(scale, name: str, format: st
     assert np.array_equal(model.values("layers.1.gate_proj"), weight.astype(np.float32) * spread)
 
 
-def packed(codes: np.ndarray, axis: int, order: tuple[int, ...]) -> np.ndarray:
-    """Eight codes along `axis` in an int32; nibble i holds code `order[i]`."""
-    codes = np.moveaxis(codes, axis, -1)
-    words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32)
-    out = np.zeros(words.shape[:-1], np.uint32)
-    for nibble, place in enumerate(order):
-        out |= words[..., place] << np.uint32(4 * nibble)
-    return np.ascontiguousarray(np.moveaxis(out, -1, axis)).view(np.int32)
-
-
 @pytest.mark.parametrize("size", [32, 64, 128])
 @pytest.mark.parametrize("method", ["awq", "gptq", "gptq_v2"])
 def test_int4_weights_are_code_less_zero_times_scale(method: str, size: int, tmp_path: Path) -> None:
@@ -172,8 +163,8 @@ def test_int4_weights_are_code_less_zero_times_scale(method: str, size: int, tmp
     order = (0, 2, 4, 6, 1, 3, 5, 7) if method == "awq" else tuple(range(8))
     stored = zeros if method != "gptq" else (zeros - 1) & 15
     parts = {
-        "qweight": packed(codes, 1 if method == "awq" else 0, order),
-        "qzeros": packed(stored, 1, order),
+        "qweight": packed_codes(codes, 1 if method == "awq" else 0, order),
+        "qzeros": packed_codes(stored, 1, order),
         "scales": scales,
     }
     if method != "awq":
@@ -298,67 +289,3 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
     with pytest.raises(FileError, match=r"absent.safetensors: is no safetensors file"):
         open_model(folder)
-
-
-# -- llama2.c --------------------------------------------------------------------------------------------------------
-
-
-def write_llama2c(path: Path, version: int, tied: bool, n_layers: int = 2) -> dict[str, np.ndarray]:
-    """A checkpoint of random weights: dim 32, hidden 48, 4 heads, 2 KV heads, vocabulary 259, 16 positions."""
-    head = [32, 48, n_layers, 4, 2, 259, 16]
-    shapes = {
-        "input_layernorm": (32,), "post_attention_layernorm": (32,), "q_proj": (32, 32), "k_proj": (16, 32),
-        "v_proj": (16, 32), "o_proj": (32, 32), "gate_proj": (48, 32), "down_proj": (32, 48), "up_proj": (48, 32),
-    }  # fmt: skip
-    rng = np.random.default_rng(version)
-    weights = {
-        f"layers.{n}.{name}": rng.standard_normal(shape).astype("<f4")
-        for name, shape in shapes.items() for n in range(n_layers)
-    }  # fmt: skip
-    weights |= {"embed_tokens": rng.standard_normal((259, 32)).astype("<f4"), "norm": np.ones(32, "<f4")}
-    if not tied:
-        weights["lm_head"] = rng.standard_normal((259, 32)).astype("<f4")
-    norms, rest = list(shapes)[:2], list(shapes)[2:]
-    if version:
-        order = [*norms, "norm", "embed_tokens", *rest[:4], "gate_proj", "down_proj", "up_proj"]
-        header = np.array([0x616B3432, 1, *head], "<i4").tobytes() + bytes([tied])
-        header = header.ljust(256, b"\0")
-    else:
-        order = ["embed_tokens", norms[0], *rest[:4], norms[1], "gate_proj", "down_proj", "up_proj", "norm", "rope"]
-        header = np.array([*head[:5], 259 if tied else -259, 16], "<i4").tobytes()
-    body = b""
-    for name in (*order, *(() if tied else ("lm_head",))):
-        if name == "rope":
-            body += bytes(4 * 16 * 8)
-        elif name in weights:
-            body += weights[name].tobytes()
-        else:
-            body += b"".join(weights[f"layers.{n}.{name}"].tobytes() for n in range(n_layers))
-    path.write_bytes(header + body)
-    return weights
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("version", [0, 1])
-def test_llama2c_checkpoints_give_their_weights(version: int, tied: bool, tmp_path: Path) -> None:
-    path = tmp_path / "m.bin"
-    weights = write_llama2c(path, version, tied)
-    model = open_model(path)
-    assert model.spec.rope_style == "norm"
-    assert model.spec.tied == tied
-    assert model.tensors.keys() == weights.keys()
-    for name, values in weights.items():
-        assert np.array_equal(model.values(name), values), name
-
-
-def test_a_llama2c_checkpoint_of_another_length_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.bin"
-    write_llama2c(path, 0, True)
-    data = path.read_bytes()
-    for size, text in ((len(data) - 4, "lies behind the end|must be"), (len(data) + 4, "must be"), (100, "too short")):
-        path.write_bytes(data.ljust(size, b"\0")[:size])
-        with pytest.raises(FileError, match=text):
-            open_model(path)
-    path.write_bytes(np.array([0x616B3432, 2], "<i4").tobytes() + data)
-    with pytest.raises(FileError, match=r"version: must be 0 or 1 \(got 2\)"):
-        open_model(path)

@@ -11,15 +11,15 @@ from typing import NamedTuple
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
-from ptxgen.idioms import philox, probabilities
-from ptxgen.idioms.bit_set import BitSet
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.elements import Elements, pieces
 from ptxgen.idioms.log2 import LOG2E
-from ptxgen.idioms.order import ordered_bits, ordered_key
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.rows import RowShare, RowWalk
-from ptxgen.idioms.threshold import search
+from ptxgen.idioms.sampling import philox, probabilities
+from ptxgen.idioms.sampling.bit_set import BitSet
+from ptxgen.idioms.sampling.order import ordered_bits, ordered_key
+from ptxgen.idioms.sampling.threshold import search
 
 MINUS_INFINITY, INFINITY = 0x007FFFFF, 0xFF800000  # as ordered keys; a NaN's is above both
 STEEPEST = 1e30  # of log2(e) / temperature

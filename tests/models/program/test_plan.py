@@ -26,7 +26,7 @@ from ptxgen.targets import target
 from tests.support import sweep
 from tests.support.marks import needs_assembler
 
-CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 MODELS = sorted(p.stem for p in CONFIGS.glob("*.json"))
 ROLES = {
     "rope_append", "attention", "choose", "split attention", "merge of splits", "rotate", "append", "copy to slot",

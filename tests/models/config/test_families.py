@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.models import LayerKind, load_config, model_shape
 
-CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 2048,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.order import largest_of_warp
+from ptxgen.idioms.sampling.order import largest_of_warp
 
 
 class Best:

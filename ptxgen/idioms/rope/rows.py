@@ -13,9 +13,9 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope import rotation as rotary
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place
 from ptxgen.kernel import Spread
 from ptxgen.launch import Launch

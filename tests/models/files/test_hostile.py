@@ -20,13 +20,14 @@ from ptxgen.models.spec import model_spec
 from ptxgen.models.text.json_file import _of_tokenizers
 from ptxgen.models.text.json_file import text_of as json_text_of
 from ptxgen.models.text.llama2c import text_of
-from tests.models.test_checkpoints import write_llama2c
 from tests.support.models.families import CONFIGS
 from tests.support.models.model_files import add_vocabulary, write_checkpoint, write_gguf
+from tests.support.models.raw_files import MOST_BYTES, gguf_bytes, write_llama2c
+from tests.support.models.raw_files import gguf_tensor as tensor
+from tests.support.models.raw_files import gguf_text as text
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "models"
+SHIPPED = Path(__file__).parents[3] / "examples" / "models"
 MUTATIONS = 300
-MOST_BYTES = 4 << 20  # on top of what Python's own objects for so small a file take
 HOSTILE = (0, 1, 0x7F, 0xFF, 1 << 15, 1 << 31, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1)
 
 
@@ -132,18 +133,6 @@ def test_a_llama2c_header_of_random_faults(tmp_path: Path) -> None:
     for copy in mutations(path.read_bytes(), 64, 0):
         path.write_bytes(copy)
         assert not opens_or_says_why(path)  # at the least, it has no tokenizer
-
-
-def gguf_bytes(version: int = 3, tensors: int = 0, entries: int = 0, rest: bytes = b"") -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", version, tensors, entries) + rest
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
-def tensor(name: str, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
-    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
 ONE = text("t") + struct.pack("<I", 1)
@@ -292,13 +281,13 @@ def test_a_panic_of_tokenizers_is_an_error_and_other_ends_are_not() -> None:
 
 def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.bin"
-    for data, text in (
+    for data, reason in (
         (b"", r"ends within token 0 of 300"),
         (struct.pack("<ifi", 1, 0.0, -1), r"token 0: -1 bytes cannot be"),
         (struct.pack("<ifi", 1, 0.0, 1 << 30), r"token 0: 1073741824 bytes cannot be"),
     ):
         path.write_bytes(data)
-        with pytest.raises(FileError, match=text):
+        with pytest.raises(FileError, match=reason):
             text_of([path], 300)
 
 

@@ -1,6 +1,6 @@
 """What a configuration leaves unsaid is what transformers' own configuration classes make of it; without torch.
 
-Rotation and attention's output need torch: tests/models/test_attention_oracle.py.
+Rotation and attention's output need torch: tests/models/config/test_attention_oracle.py.
 """
 
 from __future__ import annotations

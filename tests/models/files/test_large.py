@@ -15,9 +15,11 @@ from ptxgen.models.files import open_model
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.backend import MemoryUse
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.models.test_hostile_files import MOST_BYTES, gguf_bytes, tensor, text
 from tests.support.models.families import CONFIGS
 from tests.support.models.model_files import write_gguf
+from tests.support.models.raw_files import MOST_BYTES, gguf_bytes
+from tests.support.models.raw_files import gguf_tensor as tensor
+from tests.support.models.raw_files import gguf_text as text
 
 
 def many_strings(n: int) -> bytes:

@@ -19,7 +19,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray, Table
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
-from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.idioms.threads import CHUNK
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Tests of configurations: families, keys, refusals, and transformers' own classes."""

@@ -1,0 +1,1 @@
+"""Tests of model files: GGUF, safetensors, llama2.c; damaged and large ones."""
