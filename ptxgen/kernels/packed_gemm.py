@@ -231,7 +231,7 @@ class PackedGemm(PackedProduct):
             clusters, split, threads = TURNS * at.most_turns, at.shape.split, 32 * at.warps
             each = at.shape.blocks * at.out_tokens // 2
             out.append(workspace("partial_sums", f32, clusters, at.takers, split, each, threads))
-            out.append(workspace("given", u32, clusters, at.takers, at.warps, align=4, zeroed=True))
+            out.append(workspace("given", u32, clusters, split, at.warps, align=4, zeroed=True))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -248,7 +248,8 @@ class PackedGemm(PackedProduct):
             grid = f"{grid} * {share}"
         block, cluster = (at.threads, 1, 1), (split * share if at.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
-        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=self.stream or self.by_memory)
+        together = self.stream or self.by_memory
+        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=together)
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)

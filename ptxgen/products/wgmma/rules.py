@@ -12,7 +12,7 @@ from ptxgen.products.wgmma.epilogue.norms import product_norm_rules
 from ptxgen.products.wgmma.tiling import refusals
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.registers import MOST_AT_ONCE, MOST_BIASED
-from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_ROWS_FIRST, SLICES
+from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_BY_MEMORY, MOST_ROWS_FIRST, SLICES
 from ptxgen.products.wgmma.tokens import layout
 from ptxgen.weights import weight_formats
 from ptxgen.weights.e4m3 import E4m3
@@ -80,9 +80,9 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
 
 def _rules_by_memory(spec: PackedProduct) -> Iterator[str]:
     """Of CTAs that share k and are no cluster."""
-    if not 2 <= spec.split <= MOST_CLUSTER:
-        nearest = min(max(2, spec.split), MOST_CLUSTER)
-        yield f"split: by_memory is for 2 to {MOST_CLUSTER} CTAs that share k (got split={spec.split}; nearest: {nearest})"
+    if not 2 <= spec.split <= MOST_BY_MEMORY:
+        nearest = min(max(2, spec.split), MOST_BY_MEMORY)
+        yield f"split: with by_memory 2 to {MOST_BY_MEMORY} CTAs share k (got split={spec.split}; nearest: {nearest})"
     if spec.share > 1:
         yield f"by_memory: is for CTAs that share no tokens (got by_memory=True, share={spec.share}; nearest: share=1)"
 

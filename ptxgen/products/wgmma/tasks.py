@@ -35,7 +35,8 @@ class Tasks:
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
     of it; `is_last`: whether the tile has rows of one warpgroup alone, `passes`: whether it does and this warp has none
     of them; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `cluster`, `turn`:
-    which of those that share k by memory, and whether its tile is an even or an odd one; `count`: tokens in all; `has_tile`: whether the CTA has a first tile.
+    which of those that share k by memory, and whether its tile is an even or an odd one; `count`: tokens in all;
+    `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:

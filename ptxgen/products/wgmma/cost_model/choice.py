@@ -24,7 +24,14 @@ from ptxgen.products.wgmma.cost_model.weights_16bit import (
 )
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.refusals import CARRIED_TOKENS, SLICED_TOKENS
-from ptxgen.products.wgmma.tiling.shape import CLUSTERS, MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
+from ptxgen.products.wgmma.tiling.shape import (
+    CLUSTERS,
+    MOST_BY_MEMORY,
+    MOST_ROWS_FIRST,
+    PROCESSORS,
+    SPILLING,
+    tile_by_row,
+)
 from ptxgen.products.wgmma.tokens.layout import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -55,8 +62,7 @@ LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
-# CTAs that share a tile's k by memory, at most, and those of a launch at least: fewer leave multiprocessors idle
-MOST_BY_MEMORY, FEWEST_BY_MEMORY = 8, 92
+FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))

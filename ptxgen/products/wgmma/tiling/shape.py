@@ -70,6 +70,7 @@ BY_CHUNKS = {("exact", False, 64): ("q8_0",)}
 ALONE_BY_ROW = {
     ("exact", False, 64): ("q5_0", "int4_g32"), ("exact", True, 32): ("q8_0",), ("fast", True, 64): ("q4_k", "q5_k"),
 }  # fmt: skip
+MOST_BY_MEMORY = 8  # CTAs that share k by memory
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups of a CTA; with more, threads have too few registers to read or multiply much at once
 MOST_HELD = 108  # other registers that leave room for fragments of four chunks, twice, with two CTAs a multiprocessor
@@ -117,8 +118,8 @@ class Shape:
 
     @property
     def most_clusters(self) -> int:
-        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles. CTAs that share
-        k by memory count as one."""
+        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles. CTAs that
+        share k by memory count as one."""
         return max(1, PROCESSORS * self.resident // (self.share * (self.split if self.by_memory else 1)))
 
     @property
@@ -166,7 +167,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     what = (spec.precision, spec.gated, tokens)
     if spec.by_row:
         fits &= spec.weights not in ALONE_BY_ROW.get(what, ())
-    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream or spec.carried or spec.by_memory)
+    apart = spec.carried or spec.by_memory or (few and spec.stream)
+    beside = groups == spec.slices == 1 and fits and many and not apart
     if beside and spec.by_row and spec.weights in BY_CHUNKS.get(what, ()):
         part = 1
     if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
