@@ -99,7 +99,7 @@ class PackedGemm(PackedProduct):
         r"/n256_k1152_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|44|52|66|140|256_k512)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(128|130|140|250|256|40|44|48|68)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(52|56|64|66|76|78|88|512)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72|78)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all "
         "groups",
@@ -110,9 +110,10 @@ class PackedGemm(PackedProduct):
         r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
         r"/n52_.*weights_q[45]_k.* fence .*wgmma.fence": "does not matter: fragments are older than the fence before",
         r"/n128_k768_.* fence .*wgmma.fence": "sums were only read since the fence before, or not even that",
-        r"/n(128_k768|256|60|512|44_k1024_weights_e4m3).* option: (split|tile_rows)=": "does not matter: the table "
+        r"/n(128_k768|256|60|512|68|44_k1024_weights_e4m3).* option: (split|tile_rows)=": "does not matter: the table "
         "says the same",
         r" barrier .*bar.warp.sync.*%tells_factors": "check mode takes a release for the warp's, not the lane's",
+        r"/n68_.* barrier .*bar.warp.sync.*red.release": "check mode takes a release for the warp's, not the lane's",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
