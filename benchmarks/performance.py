@@ -63,6 +63,7 @@ def two_launches() -> Iterable[str]:
         lines.append([text, *(f"{mean(r):.2f}, {max(r):.2f}" for r in ratios)])
     yield "## Decode attention in two launches, f16: times as long as in one\n"
     yield (
+        "`FlashDecodingChunk` and `FlashDecodingReduce` in place of `IncrementalAttention`, which takes one launch. "
         f"{len(cases)} cases of 1 to 32 sequences, 512 to 131072 positions: geometric mean, largest. "
         f"{commit_of(rows)}\n"
     )
@@ -79,7 +80,10 @@ def untuned() -> Iterable[str]:
     sizes = sorted(next(iter(found.values())))
     lines = [[str(dim), *(f"{mean(r[s]):.2f}, {min(r[s]):.2f}" for s in sizes)] for dim, r in sorted(found.items())]
     yield "## Head dims and groups without a row in the tuning table: share of the nearest tuned rate\n"
-    yield "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least."
+    yield (
+        "How much of the read rate of the nearest shape with a row is left without one, by the size of the cache. "
+        "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least."
+    )
     yield f"{commit_of(rows)}\n"
     yield table(["head_dim", *(f"{size} MiB" for size in sizes)], lines)
 
@@ -132,7 +136,10 @@ def generation() -> Iterable[str]:
         for row in rows
     ]
     yield f"## Generating a kernel, milliseconds on {rows[0]['device']}\n"
-    yield f"{commit_of(rows)}\n"
+    yield (
+        "From a spec to its PTX text, without assembling. `cold`: in a process that has generated other kernels, but "
+        f"not this one; `process`: a new process. {commit_of(rows)}\n"
+    )
     yield table(["what", "by", "ms", ""], lines)
 
 

@@ -177,7 +177,11 @@ def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Other caches, batches, pages, head sizes: ours, the best peer, and shares of the read rate."""
     own = fullest("types", rows)
     cases = by_case(own)
-    yield "### Other caches, 32/8/128: time, and share of the rate at which the cache can be read (best peer: same)\n"
+    yield "### Other caches, 32/8/128\n"
+    yield (
+        "Here and in the tables below, a cell is the time of ours and its share of the rate at which the cache can be "
+        "read; in brackets the same of the best peer.\n"
+    )
     yield from _elsewhere(own, rows)
     lines = []
     for kind in ("f16", "bf16", "e4m3", "s8", "f32"):

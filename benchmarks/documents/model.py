@@ -31,10 +31,12 @@ def whole_models() -> Iterable[str]:
     many = newest_tokens("products", "pack")
     yield from _part(
         "Whole models: µs of a decode step",
-        "Models have random weights in the shapes of real ones, and an f16 cache. `ptxgen`: products are as exact as "
-        "f32; `ptxgen-fast`: activations are rounded to bf16; `ptxgen-persistent`: the step is one launch. `host`: "
-        "what `forward_to_token` takes beyond the device, while other processes used the host's CPUs. `of the read`: "
-        "the time to read the same bytes ÷ ours. "
+        "Models have random weights in the shapes of real ones, and an f16 cache.\n\n"
+        "- `ptxgen`: products are as exact as f32; `ptxgen-fast`: activations are rounded to bf16; "
+        "`ptxgen-persistent`: the step is one launch.\n"
+        "- `floor`: only reading the same bytes; `of the read`: that time ÷ ours.\n"
+        "- `host`: what `forward_to_token` takes beyond the device, while other processes used the host's CPUs.\n"
+        "- `times a peer`: the fastest peer ÷ `ptxgen`.\n\n"
         f"{commits_of(steps)}",
         decode_step.table(steps),
     )
@@ -62,10 +64,14 @@ def whole_models() -> Iterable[str]:
     yield from one_token(one)
     yield from _part(
         "Products of many tokens: µs as graph nodes, weights beyond the L2",
-        "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
-        "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
-        "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
-        f"{packed_products.ratios(many)}. {runs_of_tokens(many)}",
+        f"Geometric means of cuBLAS ÷ ours: {packed_products.ratios(many)}. {runs_of_tokens(many)}\n\n"
+        "- `ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `stream`: k "
+        "divided evenly among all CTAs; `exact`: the other precision.\n"
+        "- `pack`: PackTokens, once for all products of the same tokens.\n"
+        "- `cublas`: bf16 in and out; `floor`: only reading the weights.\n"
+        "- `tile`: tokens × rows × CTAs that share k × CTAs that share tokens, 0 where a table decides; `last N`: the "
+        "last N tiles are small ones of one warpgroup.\n"
+        "- `error`: of ours, relative, against float64.",
         packed_products.table(many),
     )
     in_bytes = newest_tokens("products", e4m3_products.PACK)
@@ -166,18 +172,18 @@ def where_the_time_goes() -> Iterable[str]:
     newest = newest_ops()
     yield "## Where the time of a token goes\n"
     yield (
-        "`in the step`: what a launch adds to the step's graph. It is the difference of two graphs, of which one ends "
-        "with the launch and the other before it, so that launches overlap as they do in the step; of a kernel that is "
-        "launched often the first six launches are measured, and the others count as their mean. `alone`: the time "
-        "in a graph of such launches alone, where weights of less than 60 MB may come from the L2 cache. `read`: its "
-        "bytes at the rate of reading 2 GB. Where `alone` is less than `in the step`, the launch waits for the one "
-        "before it.\n"
+        "- `in the step`: what a launch adds to the step's graph. It is the difference of two graphs, of which one "
+        "ends with the launch and the other before it, so that launches overlap as they do in the step. Of a kernel "
+        "that is launched often the first six launches are measured, and the others count as their mean.\n"
+        "- `alone`: the time in a graph of only such launches, where weights of less than 60 MB may come from the L2 "
+        "cache. If it is less than `in the step`, the launch waits for the one before it.\n"
+        "- `read`: its bytes at the rate of reading 2 GB.\n"
     )
     yield (
-        "Small launches are far from the read: with less than 10 MB a launch takes mostly latency, and five of them a "
-        "layer follow one another. Three things were tried: other geometries of products (the table of products of one "
-        "token), other plans of attention (`ptxgen tune`), and one launch for the whole step, which is faster for two "
-        "models only, near an empty cache (below).\n"
+        "Small launches take much longer than the read: with less than 10 MB a launch is mostly latency, and five of "
+        "them follow one another in each layer. Three things were tried against that: other geometries of products "
+        "(the table of products of one token), other plans of attention (`ptxgen tune`), and one launch for the whole "
+        "step, which is faster for two models only, near an empty cache (below).\n"
     )
     yield "![The launches of one token](images/decode_step.png)\n"
     for rows in newest:
@@ -205,7 +211,7 @@ PLAIN_FROM = 64e6  # bytes of bf16 from which the aim counts
 
 
 def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Products of one token, launched plainly and programmatically, against what is wanted of them."""
+    """Products of one token, launched plainly and programmatically, beside their aims."""
     us: dict[str, dict[str, float]] = {}
     for row in rows:
         us.setdefault(json.dumps(row["case"]), {})[row["impl"]] = row["us"]
@@ -223,14 +229,16 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         cells = [f"{each:.2f}" if each else "" for each in (*ours, found["floor"], *shares)]
         told = "" if round(max(shares), 2) >= aim else "short"
         lines.append([case["weights"], name, size, *cells, f"{aim:.2f}", told])
-    yield "## Products of one token: share of the read, and what is wanted\n"
+    yield "## Products of one token: share of the read rate, and aims\n"
     yield (
-        "Graph nodes, launched plainly, and programmatically as every step of a model launches them; the read is "
-        "launched plainly. A case is `short` if neither of the two reaches the share that is wanted. 1536×8960 has 96 "
-        f"records of 16 rows for 132 multiprocessors. {commit_of(rows)}\n"
+        "A product of one token is bound by the read of its weights. The shares are the time of that read ÷ ours, "
+        "above 1 where programmatic launches overlap. Calls are nodes of a CUDA graph, launched plainly, and "
+        "programmatically as every step of a model launches them; the read is launched plainly. A case is `short` if "
+        "neither of the two reaches the aim. 1536×8960 has 96 records of 16 rows for 132 multiprocessors. "
+        f"{commit_of(rows)}\n"
     )
     heads = ["weights", "N × K", "MB", "plain, µs", "programmatic, µs", "read, µs", "of the read, plain",
-             "programmatic", "wanted", ""]  # fmt: skip
+             "programmatic", "aim", ""]  # fmt: skip
     yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))
 
 

@@ -22,7 +22,9 @@ from ptxgen.attention.prefill.wgmma.tile import (
     WgmmaTile,
     adapts,
     makes_rows,
+    promotes,
     runs_on_wgmma,
+    sums_are_long,
     tile_of,
     turns,
 )
@@ -94,12 +96,13 @@ class MultiHeadAttention(KernelType):
     int8 caches have k_scales, v_scales `[…, ceil(head_dim /
     32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
     its scale, and multiplied with the e4m3 keys directly: for random queries a row of the output is off by some 3 % in
-    the 2-norm. Where max_len is given and at most 4096, without pages and rings, probabilities are e5m2, too, and meet
-    the e4m3 values, which are first written by element to a workspace as large as V (max_len keys, of a batch for each
-    sequence): a row is off by some 6 %, with large queries 8 %, and lse by some 0.01, where one key has most of the
-    weight by up to 0.13. So it is with a larger max_len, too, without a window and with a head_dim of at most 128.
-    Products are then added up in f32 every 512 keys at most, which has not run on a GPU yet. Each launch writes all
-    values that some token sees, even for few tokens; without a max_len values are not written, and become 16-bit ones.
+    the 2-norm. Where max_len is given, without pages and rings, probabilities are e5m2, too, and meet the e4m3 values,
+    which are first written by element to a workspace as large as V (max_len keys, of a batch for each sequence): a row
+    is off by some 6 %, with large queries 8 %, and lse by some 0.02, where one key has most of the weight by up to 0.4.
+    Tensor cores then add up 1024 keys at most, and sums in f32 take these. With a head_dim above 128 there are no such
+    sums: with 4096 keys a row is off by some 8 %, and lse by 0.04 in the mean. Each launch writes all values that some
+    token sees, even for few tokens. Without a max_len, and with one above 4096 where there is a window or a head_dim
+    above 128, values become 16-bit ones instead.
     `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are
     converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
     tokens (`fastest` decides); the output is that of such a cache.
@@ -216,8 +219,10 @@ class MultiHeadAttention(KernelType):
 
     @property
     def error_limit(self) -> float | None:  # type: ignore[override]
-        """Of probabilities in e5m2, whose mantissa has two bits, and of rounded queries."""
-        return 0.07 if self.fp8 and turns(self.prefill) else None
+        """Of probabilities in e5m2, whose mantissa has two bits, and of long sums by tensor cores alone."""
+        if not turns(self.prefill):
+            return None
+        return 0.09 if sums_are_long(self.prefill) and not promotes(self.prefill) else 0.07
 
     def rules(self) -> Iterator[str]:
         yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)

@@ -10,7 +10,8 @@ import pytest
 from ptxgen import ExecutionError, generate
 from ptxgen.attention.prefill.wgmma.consumer.softmax_e5m2 import BELOW, ONE, STEPS, TOP
 from ptxgen.attention.prefill.wgmma.tile import (
-    MOST_TURNED,
+    MOST_WIDE,
+    MOST_WINDOWED,
     SWIZZLED_ROW,
     WIDEST_PROMOTED,
     turns,
@@ -141,12 +142,13 @@ def test_bits_that_are_made_of_scores() -> None:
 @pytest.mark.parametrize(
     ("fields", "turned"),
     [
-        ({"max_len": MOST_TURNED}, True),
-        ({"max_len": MOST_TURNED + 1}, True),
-        ({"max_len": MOST_TURNED + 1, "head_dim": 160}, False),
-        ({"max_len": MOST_TURNED, "head_dim": 160, "window": 1000}, True),
-        ({"max_len": MOST_TURNED + 1, "window": 1000}, False),
-        ({"max_len": MOST_TURNED + 1, "window": MOST_TURNED + 1}, False),
+        ({"max_len": 1 << 20}, True),
+        ({"max_len": MOST_WIDE, "head_dim": 160}, True),
+        ({"max_len": MOST_WIDE + 1, "head_dim": 160}, False),
+        ({"max_len": min(MOST_WIDE, MOST_WINDOWED), "head_dim": 160, "window": 1000}, True),
+        ({"max_len": MOST_WINDOWED, "window": 1000}, True),
+        ({"max_len": MOST_WINDOWED + 1, "window": 1000}, False),
+        ({"max_len": MOST_WINDOWED + 1, "window": MOST_WINDOWED + 1}, False),
         ({}, False),
         ({"max_len": 200, "batched": True}, True),
         ({"max_len": 200, "batched": True, "page_size": 16}, False),

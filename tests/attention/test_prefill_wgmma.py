@@ -43,7 +43,7 @@ def attend(mode: str, sizes: dict[str, int], loud: float = 1.0, **fields: Any) -
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head_dim", [16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 192, 200, 208, 256])
+@pytest.mark.parametrize("head_dim", [16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 112, 120, 128, 192, 200, 208, 256])
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_head_dims(head_dim: int, kind: str) -> None:
     attend("check", {"n_tokens": 70, "n_keys": 150}, head_dim=head_dim, q_dtype=kind, kv_dtype=kind)
@@ -60,10 +60,10 @@ def test_lengths_around_every_boundary(causal: bool, kind: str) -> None:
         attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind)
 
 
-@pytest.mark.parametrize(("head_dim", "n_heads"), [(64, 4), (128, 8)])
+@pytest.mark.parametrize(("head_dim", "n_heads"), [(64, 4), (96, 2), (128, 8)])
 def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
-    """Lengths around tiles of rows (64, of which a token has 2 or 4) and of keys (96, 128); with an offset of tokens
-    that fills them and with others, and with rows before the first key."""
+    """Lengths around tiles of rows (64, of which a token has 1, 2 or 4) and of keys (64, 96, 128); with an offset of
+    tokens that fills them and with others, and with rows before the first key."""
     more = {"head_dim": head_dim, "n_heads": n_heads, "layout": "heads"}
     for q_len, kv_len in [
         (1, 1), (31, 31), (33, 33), (64, 64), (65, 65), (96, 96), (97, 97), (129, 129), (64, 96), (64, 160), (64, 97),
@@ -198,7 +198,7 @@ def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
 
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("ctas", [1, 3])
-@pytest.mark.parametrize("head_dim", [16, 64, 192])
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 192])
 @pytest.mark.parametrize("more", [{}, {"max_len": 300, "batched": True}])
 def test_a_cta_takes_several_items(mode: str, ctas: int, head_dim: int, more: dict[str, Any]) -> None:
     one = spec(head_dim=head_dim, **more)
@@ -303,6 +303,15 @@ def test_without_a_mask_tiles_have_fewer_rows_where_the_last_round_is_thin(token
         {"q_dtype": "f16", "kv_dtype": "f16", "soft_cap": 30.0},
         {"n_heads": 24, "n_kv_heads": 8, "max_len": 4096, "batched": True, "page_size": 48, "page_layout": "nhd"},
         {"max_len": 4096, "window": 100, "ring": 256, "sinks": True},
+        {
+            "n_heads": 6,
+            "n_kv_heads": 1,
+            "max_len": 4096,
+            "window": 1000,
+            "soft_cap": 30.0,
+            "sinks": True,
+            "indirect": True,
+        },
         {"max_len": 4096, "batched": True, "page_size": 16},
     ],
     ids=str,

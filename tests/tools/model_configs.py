@@ -22,18 +22,27 @@ CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 PAGE = Path(__file__).parents[2] / "docs" / "model-configs.md"
 HEAD = """# Model configurations
 
+Which models' `config.json` ptxgen reads, and what every key of it does. `ptxgen generate --config config.json` and
+`ptxgen export --config` make the kernels of such a model. Attention and KV-cache kernels are made for all families
+below; for whole models (`--weights`, `complete`) see [model files](model-files.md).
+
+- [Models](#models): real models, and whether they are served
+- [Families](#families): windows, rotation and scale of each, and [types of rope_scaling](#types-of-rope_scaling)
+- Keys that [change attention](#keys-that-change-attention), keys of [the whole model](#keys-of-the-whole-model), keys
+  [without effect](#keys-without-effect)
+
 Written by `python -m tests.tools.model_configs` from the tables in `ptxgen/models` and the configurations in
 `tests/data/configs`; do not edit.
 """
 ABOUT = (
-    "`ptxgen generate --config config.json` and `ptxgen export --config` read a Hugging Face `config.json`. Every key "
-    "of it that can change attention, RoPE or shapes is understood, or refused by name (exit 2, one sentence with the "
-    "key, the value and what would work). A key that is not known is a warning that names it; with `--strict` it is an "
-    "error. `ptxgen doctor --config DIR` prints what is served of every configuration in a folder: served, warned of, "
-    "or refused, with the reason.\n",
-    "A key that is absent has the default of the family's own class, the longest context (`max_position_embeddings`), "
-    "too. null is none: as many KV heads as query heads, no window, no cap; RoPE's base and part of a head cannot be "
-    "null. `hidden_size`, `num_hidden_layers`, `num_attention_heads` and `vocab_size` must be there.\n",
+    "Every key that can change attention, RoPE or shapes is either understood, or refused by name: exit code 2, and a "
+    "sentence with the key, its value and what would work. An unknown key gives a warning that names it; with "
+    "`--strict` it is an error. `ptxgen doctor --config DIR` says for every configuration in a folder whether it is "
+    "served, served with a warning, or refused, and why.\n",
+    "A key that is absent has the default of the family's own class, and so has the longest context "
+    "(`max_position_embeddings`). null means none: as many KV heads as query heads, no window, no cap. RoPE's base and "
+    "the rotated part of a head cannot be null. `hidden_size`, `num_hidden_layers`, `num_attention_heads` and "
+    "`vocab_size` are required.\n",
 )
 
 
@@ -50,10 +59,10 @@ def _row(cells: Iterable[object]) -> str:
 def _models() -> Iterator[str]:
     yield "## Models\n"
     yield (
-        "What `ptxgen doctor --config tests/data/configs` prints of shapes of real models, written down from memory "
-        "(the lists of phi-4-mini's longrope are made up). Each that is served, with a warning or without, equals "
-        "transformers' own classes in `python -m tests.tools.compare_configs tests/data/configs`, which a test runs "
-        "where torch and transformers are installed.\n"
+        "What `ptxgen doctor --config tests/data/configs` prints. The configurations have the shapes of real models, "
+        "written down from memory (the lists of phi-4-mini's longrope are made up). Each that is served, with a "
+        "warning or without, equals transformers' own classes in `python -m tests.tools.compare_configs "
+        "tests/data/configs`, which a test runs if torch and transformers are installed.\n"
     )
     yield _row(("model", "verdict", "reason"))
     yield _row(["---"] * 3)
@@ -66,13 +75,14 @@ def _families() -> Iterator[str]:
     versions = json.loads(RECORD.read_text())["versions"]
     yield "## Families\n"
     yield (
-        "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
-        f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
-        "`python -m tests.tools.record.attention`; where torch is installed, too (the extra `oracle`), the tests ask "
-        "the models again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). Defaults, heads, "
-        "windows and bases are held against the configuration classes themselves, which need no torch. "
-        f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "
-        f"kernels are served of all families, whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
+        "Attention and KV-cache kernels are made for all families, whole models (`--weights`, `complete`) for "
+        f"{', '.join(BLOCKS)}.\n\n"
+        "Heads, windows, scales, rotated queries and attention's output of each family equal those of transformers "
+        f"{versions['transformers']}, as recorded in `tests/data/attention.json` by "
+        "`python -m tests.tools.record.attention`. If torch is installed (the extra `oracle`), the tests compare with "
+        "transformers' models directly, and `python -m tests.tools.compare_configs DIR` does so for a folder. "
+        "Defaults, heads, windows and bases are compared with the configuration classes, which need no torch. "
+        f"transformers has no class for {' and '.join(LIKE_LLAMA)}; they are read as llama.\n"
     )
     yield _row(("model_type", "windows", "layers that rotate", "rotation", "factor of q·k", "besides"))
     yield _row(["---"] * 6)
@@ -84,10 +94,10 @@ def _families() -> Iterator[str]:
             yield _row((name, *_facts(family)))
     yield ""
     limits = {limit.key: limit for family in FAMILIES.values() for limit in family.limits}
-    yield "Refused where the cache is longer than what is without it (`--max-len` makes it shorter):\n"
+    yield "Refused if the cache is longer than the context for which the key has no effect (`--max-len` limits it):\n"
     for limit in limits.values():
         of = ", ".join(name for name, family in FAMILIES.items() if limit in family.limits)
-        yield f"- `{limit.key}` of {of}: {limit.why}"
+        yield f"- `{limit.key}` in {of}: {limit.why}"
     yield ""
 
 
@@ -105,31 +115,33 @@ def _facts(family: Family) -> tuple[str, ...]:
 
 def _scalings() -> Iterator[str]:
     yield "## Types of rope_scaling\n"
-    yield "In `rope_scaling` or `rope_parameters`, as `rope_type` or `type`; a key of another type is warned of.\n"
+    yield (
+        "The type is `rope_type` or `type` in `rope_scaling` or `rope_parameters`. A key that belongs to another type "
+        "gives a warning.\n"
+    )
     yield _row(("type", "keys"))
     yield _row(["---"] * 2)
     for name in SCALINGS:
         yield _row((name, _listed(scaling_keys(name))))
     yield ""
     yield (
-        "dynamic is served up to `max_position_embeddings`, where its frequencies begin to change with the length. "
-        "mrope is served for positions of text.\n\n"
-        "Of longrope the length of the cache decides, as in llama.cpp and vLLM: up to the original context the kernels "
-        "take `short_factor`, beyond it `long_factor` at every length, which is warned of. Both equal transformers' "
-        "for sequences of that length. transformers decides by a sequence's length so far, and when that passes the "
-        "original context `generate` drops the cache and computes it anew for phi3, phimoe and phi4_multimodal, and "
-        "for no other family, as keys that were rotated by the one list do not "
-        "go with queries rotated by the other. For sequences that stay within the original context, `--max-len` up to "
-        "it gives what transformers computes.\n\n"
-        "Families whose layers with a window have a base of their own take one table as `rope_scaling`, for their full "
-        "layers, or as `rope_parameters` a table for each type of layer. What transformers leaves out there is "
+        "**dynamic** is served up to `max_position_embeddings`, where its frequencies begin to change with the length. "
+        "**mrope** is served for positions of text.\n\n"
+        "**longrope.** The length of the cache decides, as in llama.cpp and vLLM: up to the original context the "
+        "kernels use `short_factor`; beyond it they use `long_factor` at every length, which gives a warning. Both "
+        "equal transformers' for sequences of that length. transformers decides by a sequence's length so far. Keys "
+        "rotated by the one list do not go with queries rotated by the other, so when the length passes the original "
+        "context `generate` drops the cache and computes it again, but only for phi3, phimoe and phi4_multimodal. For "
+        "sequences that stay within the original context, `--max-len` up to it gives what transformers computes.\n\n"
+        "**Two bases.** In families whose layers with a window have another base, `rope_scaling` is one table, for the "
+        "full layers; `rope_parameters` may have a table for each type of layer. What transformers ignores there is "
         "refused: `type` for `rope_type` in the one, `truncate: false`, and the original context beside a table.\n"
     )
 
 
 def _keys() -> Iterator[str]:
     yield "## Keys that change attention\n"
-    yield "Refused where the family does not read them, unless the value is one of these.\n"
+    yield "A family that does not read a key refuses it, unless it has one of the values in the last column.\n"
     yield _row(("key", "refused because", "but not"))
     yield _row(["---"] * 3)
     for name, key in sorted({**keys.CHANGES, **keys.STYLES["neox"]}.items()):
@@ -137,9 +149,9 @@ def _keys() -> Iterator[str]:
         works += [f"what `{key.twin}` is"] if key.twin else []
         yield _row((f"`{name}`", key.why, ", ".join([*(["null"] if key.null else []), *works])))
     yield "\n## Keys of the whole model\n"
-    yield "Without effect on attention's kernels; refused with `--weights` where the family does not read them.\n"
+    yield "They do not affect attention's kernels. With `--weights` a family that does not read a key refuses it.\n"
     yield _listed(keys.MODEL) + "\n"
-    yield "Read there, or beside one of those:\n"
+    yield "These are read with `--weights`, or together with one of those:\n"
     yield _listed(keys.WHOLE) + "\n"
     yield "## Keys without effect\n"
     yield _listed(keys.WITHOUT_EFFECT) + "\n"

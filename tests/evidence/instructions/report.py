@@ -15,13 +15,19 @@ from tests.evidence.instructions.runner import run
 
 HEAD = """# Approximate instructions: how far from the truth
 
-The results of {recorded} instruction forms were recorded on an {device} (`tests/evidence/instructions`). For {exact} of
-them the CPU executor gives the same bits. The {approximate} below are approximations, whose results the PTX ISA leaves
-open within a bound. For each: the largest error against the true value over the recorded inputs, in units in the last
-place of the result, and the share of the ISA's bound that it uses (some bounds are absolute or relative errors, so that
-many ulp can be a small share, near a zero of the function). Inputs at the edges of the formats are in the forms named
-`edges`; zeros, infinities and NaN are the GPU's in all of them. The other {sums} are forms of `mma`, which leaves the
-order of its sums open: the executor is within 2⁻¹⁸ of the recorded sums of magnitude 16.
+How exact the CPU executor's approximate instructions are, beside a GPU's.
+
+The results of {recorded} instruction forms were recorded on an {device} (`tests/evidence/instructions`):
+
+- {exact} forms: the CPU executor gives the same bits.
+- {approximate} forms, in the table: approximations, whose results the PTX ISA leaves open within a bound. The executor
+  uses less of the bound than the GPU does, or about as much. Zeros, infinities and NaN are the GPU's in all of them.
+- {sums} forms of `mma`, which leaves the order of its sums open: the executor is within 2⁻¹⁸ of the recorded sums of
+  magnitude 16.
+
+The table has the largest error against the true value over the recorded inputs, in units in the last place (ulp) of the
+result, and the share of the ISA's bound that it uses. Some bounds are absolute or relative errors, so many ulp can be a
+small share near a zero of the function. Forms named `edges` have inputs at the edges of the formats.
 
 Made by `python -m tests.evidence.instructions.report`; a test compares it with a fresh run.
 

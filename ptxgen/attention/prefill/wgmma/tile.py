@@ -27,9 +27,10 @@ MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
-MOST_TURNED = 4096  # the largest max_len where tensor cores alone add up products in 8 bits, with some 14 bits
-MOST_ALONE = 512  # keys that they add up of longer caches: then sums in f32 take these
+MOST_ALONE = 1024  # keys whose products in 8 bits tensor cores add up alone, with some 14 bits; then sums in f32 do
 WIDEST_PROMOTED = 128  # the largest head_dim with room for such sums
+MOST_WIDE = 4096  # the largest max_len at which wider rows have all keys in one sum, which then loses 4 %
+MOST_WINDOWED = 4096  # the largest max_len at which all values are written by element for the few that a window sees
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -184,7 +185,8 @@ _BY_MAPS: tuple[_Row, ...] = (
     (24, 2, 16, False, 72, 216, False),
     (32, 2, 128, False, 72, 216, False),
     (64, 3, 96, True, 56, 152, False),
-    (96, 3, 96, False, 56, 152, False),
+    (80, 3, 96, False, 56, 152, False),
+    (96, 3, 64, True, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
     (192, 2, 112, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
@@ -209,7 +211,7 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
 )
 # In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
 _WIDENED: dict[int, _Row] = {
-    96: (96, 3, 80, False, 80, 144, False),
+    **dict.fromkeys((80, 96), (96, 3, 80, False, 80, 144, False)),
     128: (128, 2, 128, False, 104, 200, False),
     256: (256, 2, 64, False, 72, 216, True),
 }
@@ -290,17 +292,25 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
 def turns(prefill: Prefill) -> bool:
     """Whether V becomes an array by element in memory first: wgmma multiplies e4m3 values along rows alone. Pages and
     rings keep their values by key: an array of all that they may hold would be larger than they are. So do caches
-    without a max_len. Longer ones than MOST_TURNED need sums in f32, for which wide rows have no room; with a window
-    all of V would be written for the few keys of it."""
+    without a max_len. With a window all of V would be written for the few keys of it. Wide rows have no room for sums
+    in f32."""
     cache = prefill.attention.cache
     if not prefill.fp8 or not cache.max_len or cache.page_size or cache.ring:
         return False
-    return cache.max_len <= MOST_TURNED or (not prefill.attention.variant.window and prefill.dim <= WIDEST_PROMOTED)
+    if prefill.attention.variant.window and cache.max_len > MOST_WINDOWED:
+        return False
+    return prefill.dim <= WIDEST_PROMOTED or cache.max_len <= MOST_WIDE
+
+
+def sums_are_long(prefill: Prefill) -> bool:
+    """Whether a row may see more keys than tensor cores should add up alone."""
+    cache, window = prefill.attention.cache, prefill.attention.variant.window
+    return turns(prefill) and min(cache.max_len, window or cache.max_len) > MOST_ALONE
 
 
 def promotes(prefill: Prefill) -> bool:
     """Whether products in 8 bits are added up in f32 every few tiles."""
-    return turns(prefill) and prefill.attention.cache.max_len > MOST_TURNED
+    return sums_are_long(prefill) and prefill.dim <= WIDEST_PROMOTED
 
 
 def makes_rows(prefill: Prefill) -> bool:
