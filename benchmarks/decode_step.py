@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -73,10 +75,10 @@ def llama_batches(
 
 
 def transformers_step(
-    run: Run, made: Transformers, quiet: AbstractContextManager[None], name: str, batch: int, depth: int
+    run: Run, made: Transformers, quiet: Callable[[], AbstractContextManager[None]], name: str, batch: int, depth: int
 ) -> None:
     """A step of transformers'."""
-    with quiet:
+    with quiet():
         row = made.measure((batch, depth))
     found = {"us": row["us"], "tokens_s": batch * 1e6 / row["us"]} if "us" in row else {"why": row["why"]}
     print(run.add(case_of(name, "bf16", batch, depth), "transformers-compiled", **found), flush=True)
@@ -132,7 +134,8 @@ def tasks(
     for name, processes in transformers.items():
         for made, cases in zip(processes, TRANSFORMERS, strict=True):
             for sizes in cases:
-                work = functools.partial(transformers_step, run, made, still(llama, transformers, made), name, *sizes)
+                quiet = functools.partial(still, llama, transformers, made)
+                work = functools.partial(transformers_step, run, made, quiet, name, *sizes)
                 ready = functools.partial(made.ready, sizes)
                 yield Task(case_of(name, "bf16", *sizes), "transformers-compiled", work, 3, ready)
     if llama is not None:
@@ -162,6 +165,7 @@ def main(run: Run, given: argparse.Namespace) -> None:
     from ptxgen.runtime import open_device
 
     ends = time.monotonic() + given.seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what stands still shall not stay behind
     wanted = [pair for pair in FIRST if chosen(pair, given)]
     llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
     plain = [name for name, weights in wanted if weights == "bf16" and given.transformers]

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.documents import decode as decode_document
 from benchmarks.documents.comparisons import Line, lines
 from benchmarks.report.decode import mean, table
+from benchmarks.report.selection import newest_rows
 
 NAMED = 6  # cases in which a peer is ahead, of a comparison
 HEADS = ("what", "precision", "beside", "best peer ÷ ours", "least", "peer ahead in")
@@ -50,6 +51,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "## Summary\n"
     yield f"{READING.format(rows[0]['device'])} Two measurements of a case differ by some percent.\n"
     yield table(HEADS, [cells(each) for each in every if each.short])
+    yield f"{token_times()}\n"
     behind = [each for each in every if each.behind]
     yield "Where a peer is ahead, the worst cases first:\n" if behind else "No peer is ahead anywhere.\n"
     for each in behind:
@@ -68,6 +70,20 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield table([*HEADS, *MORE], [[*cells(each), *more(each)] for each in every])
 
 
+def token_times() -> str:
+    """What a token of each whole model takes, and the read of its weights, in a sentence."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in newest_rows("decode_step"):
+        if (row["case"]["batch"], row["case"]["depth"]) == (1, 0):
+            found.setdefault((row["case"]["model"], row["case"]["weights"]), {})[row["impl"]] = row["us"]
+    said = (
+        f"{model} {weights} {us['ptxgen']:.0f} ({us['floor']:.0f})"
+        for (model, weights), us in found.items()
+        if {"ptxgen", "floor"} <= us.keys()
+    )
+    return f"A token from an empty cache takes, in µs (in brackets: only reading the weights): {', '.join(said)}."
+
+
 def _scatter() -> str:
     """How much runs of the grid of decode attention differ, in a sentence."""
     least = [float(each[4].split()[0]) for each in decode_document.history()]
@@ -82,6 +98,7 @@ def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"{READING.format(rows[0]['device'])}\n\n"
         + table(HEADS, [cells(each) for each in lines(rows) if each.short])
+        + f"\n{token_times()}\n"
         + "\n[Performance](docs/performance.md#summary) has the cases in which a peer is ahead, errors, and every "
         "measurement with its commit.\n\n"
         "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"

@@ -77,7 +77,7 @@ class LlamaCpp:
 
     @property
     def processes(self) -> tuple[subprocess.Popen[bytes] | None, ...]:
-        """A build and a conversion, each the leader of a process group; None for one that has ended."""
+        """A build and a conversion, each the leader of a session; None for one that has ended."""
         return self._building, self._writing
 
     def stop(self) -> None:

@@ -7,23 +7,39 @@ import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+SESSION = 3  # of the fields of /proc/PID/stat behind the name
 
 
 @contextmanager
 def paused(processes: Iterable[subprocess.Popen[Any] | None]) -> Iterator[None]:
-    """Stop processes that have not ended, each the leader of a process group, with that group; let them go on at the
-    end. What they had begun on a GPU ends by itself."""
-    stopped = [each.pid for each in processes if each is not None and each.poll() is None]
+    """Stop processes that have not ended, each the leader of a session, with all of that session: ninja puts every
+    compiler into a group of its own. They go on at the end. What they had begun on a GPU ends by itself."""
+    sessions = {each.pid for each in processes if each is not None and each.poll() is None}
+    stopped: set[int] = set()
     try:
-        for group in stopped:
-            _signal(group, signal.SIGSTOP)
+        while more := members(sessions) - stopped:  # until none has started another meanwhile
+            stopped |= more
+            _signal(more, signal.SIGSTOP)
         yield
     finally:
-        for group in stopped:
-            _signal(group, signal.SIGCONT)
+        _signal(stopped, signal.SIGCONT)
 
 
-def _signal(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended meanwhile
-        os.killpg(group, number)
+def members(sessions: set[int]) -> set[int]:
+    """Every process of these sessions."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[SESSION]) in sessions:
+                found.add(int(stat.parent.name))
+    return found
+
+
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)

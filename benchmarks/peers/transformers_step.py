@@ -34,7 +34,7 @@ Batch = tuple[int, int]  # sequences and their depth
 
 class Transformers:
     """The steps of a model in a process of its own. `cases` come in their order; `ready` says when one has come.
-    `process` leads a process group."""
+    `process` leads a session."""
 
     def __init__(self, model: str, cases: Sequence[Batch]) -> None:
         command = [sys.executable, "-m", __name__, model, *(f"{batch}x{depth}" for batch, depth in cases)]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f32, u8
-from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import may_release, programmatic_rules, release_and_wait
 from ptxgen.kernel import Reading, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
@@ -27,7 +26,7 @@ from ptxgen.products.problem.product import Tokens
 from ptxgen.products.problem.readings import EXACT, ONE_DIGIT
 from ptxgen.products.problem.reference import drawn_weight, multiplied
 from ptxgen.products.problem.rows_given import n_rows_given, n_rows_param, rows_counted, rows_of
-from ptxgen.products.problem.weighted import Weighted
+from ptxgen.products.problem.weighted import Weighted, activation_rules
 from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.format import TILE_ROWS
 
@@ -156,11 +155,7 @@ class DigitGemm(Weighted):
         yield from rules.multiple_of("k", self.k, unit, unit, 1 << 17)
         yield from rules.one_of("weights", self.weights, FORMATS)
         yield from rules.one_of("tokens", self.tokens, tuple(SHAPES))
-        yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
-        if self.gated and not self.activation:
-            yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
-        if self.gated and self.bias:
-            yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+        yield from activation_rules(self)
         yield from rules.one_of("split", self.split, tuple(SPLITS))
         yield from rules.one_of("precision", self.precision, tuple(bf16_layout.DIGITS))
         yield from rules.one_of("norm", self.norm, ("", "rms"))

@@ -192,8 +192,11 @@ class PackedGemm(PackedProduct):
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
         """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
-        fields, and so `tile_rows`, `split`, `share`, `stream`, `slices`, `carried`, `evict_first`, `last_tiles`.
-        PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
+        fields, and so `tile_rows`, `split`, `by_memory`, `share`, `stream`, `slices`, `carried`, `evict_first`,
+        `last_tiles`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none.
+
+        Tiles are for 132 multiprocessors. With `stream` or `by_memory` a launch is refused where not all of its CTAs
+        are resident at once: on a GPU with fewer multiprocessors give `stream=False, by_memory=False`."""
         from ptxgen.products.wgmma.cost_model.choice import best
 
         return best(cls, fields, rows)
@@ -229,8 +232,8 @@ class PackedGemm(PackedProduct):
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
             out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
         if self.by_memory:
-            clusters, split, threads = TURNS * at.most_turns, at.shape.split, 32 * at.warps
-            each = at.shape.blocks * at.out_tokens // 2
+            split, threads, each = at.shape.split, 32 * at.warps, at.shape.blocks * at.out_tokens // 2
+            clusters = f"min(ceil_div(rows, {self.tokens}) * {at.row_groups}, {TURNS * at.most_turns})"
             out.append(workspace("partial_sums", f32, clusters, at.takers, split, each, threads))
             out.append(workspace("given", u32, clusters, split, at.warps, align=4, zeroed=True))
         out.append(n_rows_param(self.indirect))

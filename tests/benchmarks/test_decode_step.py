@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from benchmarks import decode_step
 from benchmarks.cases.models import MIXES, MODELS, cache_bytes, open_random, random_model, weight_bytes
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.gguf_files import write_gguf
-from benchmarks.peers.pauses import paused
+from benchmarks.peers.pauses import members, paused
 from benchmarks.report import rows
 from benchmarks.report.rows import Run
 from benchmarks.steps import our_steps
@@ -137,43 +140,62 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
 
 
 def test_the_others_stand_still_while_one_is_timed(device: CpuDevice) -> None:
-    """All but the process that is timed; all while ours is."""
+    """All but the process that is timed; all while ours or llama.cpp is."""
     peers = [mock.Mock(process=sleeper()) for _ in range(2)]
     llama = mock.Mock(processes=(sleeper(), None))
     every = [*(peer.process for peer in peers), llama.processes[0]]
-    run = Run("decode_step", "a GPU")
     quiet = functools.partial(decode_step.still, llama, {"llama-3.2-1b": peers})
+    run = Run("decode_step", "a GPU")
     ours = Ours(run, run, device, {"small": LLAMA | {"num_hidden_layers": 1}}, max_len=64, steps=1, quiet=quiet)
     seen: list[list[bool]] = []
 
-    def look(*_: object) -> float:
+    def look(*_: object, **__: object) -> float:
         seen.append([stands(each) for each in every])
         return 1.0
 
     try:
         peers[0].measure.side_effect = lambda _: look() and {"us": 1.0}
-        decode_step.transformers_step(run, peers[0], quiet(peers[0]), "llama-3.2-1b", 1, 128)
+        but_one = functools.partial(quiet, peers[0])
+        decode_step.transformers_step(run, peers[0], but_one, "llama-3.2-1b", 1, 128)
         assert seen == [[False, True, True]]
-        with mock.patch.object(our_steps, "graph_us", side_effect=look):
-            ours.single("small", "bf16", (3,))
-        assert seen[1:] == [[True, True, True]]
+        seen.clear()
+        llama.bench.side_effect = llama.batched.side_effect = lambda *_, **__: [] if look() else None
+        decode_step.llama_single(run, llama, quiet, "small", (0,), 0.0)
+        decode_step.llama_batches(run, llama, quiet, "small", (8,), (0,), 0.0)
+        timed = dict.fromkeys(("graph_us", "tokens_us", "median_us", "measure"), mock.Mock(side_effect=look))
+        with mock.patch.multiple(our_steps, **timed):
+            ours.single("small", "bf16", (3,))  # the step, and the host
+            ours.batch("small", "bf16", 2, (3,))  # the same, exact and rounded
+            ours.roles("small", "bf16", 1, 3)
+        assert seen == [[True] * 3] * (2 + 2 + 4 + 1)
         assert not any(map(stands, every)), "they go on"
     finally:
+        for process in members({each.pid for each in every}):
+            os.kill(process, signal.SIGKILL)
         for each in every:
-            each.kill()
             each.wait()
     with paused(every):  # all have ended
         pass
 
 
 def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "600"], start_new_session=True)
+    """A process with another in a process group of its own, as ninja's are."""
+    child = "subprocess.Popen(['sleep', '600'], preexec_fn=os.setpgrp)"
+    code = f"import os, subprocess; each = {child}; print(flush=True); each.wait()"
+    begun = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert begun.stdout is not None
+    begun.stdout.readline()
+    return begun
 
 
 def stands(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it is stopped: the letter behind its name in brackets. A signal takes effect a moment later."""
+    """Whether it and its child are stopped: the letter behind a name in brackets. A signal takes effect a moment
+    later."""
+    both = members({process.pid})
+    assert len(both) == 2
     for _ in range(50):
-        if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+        stats = (Path(f"/proc/{each}/stat").read_text() for each in both)
+        if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
             return True
         time.sleep(0.002)
     return False

@@ -84,6 +84,19 @@ def test_of_a_cache_of_8_bits_the_faster_of_both_ways_counts_and_e4m3_queries_do
     assert of_8.commits == ["ptxgen-widened"]
 
 
+def test_token_times_are_of_one_sequence_at_depth_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        step("m", "ptxgen", 9.6),
+        step("m", "floor", 5.0),
+        step("m", "ptxgen", 50.0, batch=8),
+        step("n", "ptxgen", 1.0),
+    ]
+    empty = [{**row, "case": {**row["case"], "depth": 0}} for row in rows]
+    deep = [step("m", "ptxgen", 70.0), step("m", "floor", 60.0)]
+    monkeypatch.setattr(summary, "newest_rows", lambda bench: [*empty, *deep])
+    assert summary.token_times().endswith("only reading the weights): m q4_k_m 10 (5).")
+
+
 def test_the_sections_are_linked() -> None:
     parts = ["## Prefill, bf16, TFLOP/s\n", "text\n### Inside\n", "## Whole models: µs"]
     assert performance.contents(parts) == (

@@ -29,6 +29,7 @@ from ptxgen.parser import parse
 from ptxgen.views.manifest import FORMAT, parameter_layout, product, total
 from tests.support.kernels import GOLDENS, NAMES, TYPES
 from tests.support.stand_in_assemblers import LINKER, PTXAS, install
+from tests.support.sweep import drawn
 
 SPEC = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
 TOP = {
@@ -196,8 +197,9 @@ def identifier(kernel: dict[str, Any]) -> str:
 
 
 def first_of_each_name() -> list[Ptx]:
-    """Every golden of every kernel type, on its first target."""
-    return [p for name in NAMES for p in kernels(name) if p.target.name == TYPES[name].golden_targets[0]]
+    """Goldens of every kernel type on its first target, of many a part."""
+    of_each = ([case for case in cases(name) if case.target.name == TYPES[name].golden_targets[0]] for name in NAMES)
+    return [case.generate() for each in of_each for case in drawn(each)]
 
 
 def expected_numbers(kernel: dict[str, Any], given: dict[str, int]) -> list[int]:

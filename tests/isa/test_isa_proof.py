@@ -166,6 +166,17 @@ def check_refused(groups: Group, lax: dict[str, str]) -> None:
         assert any(c.row.pattern.startswith(start) for c, _ in found), f"{start!r} is refused: take it off the list"
 
 
+def drawn(groups: Group, lax: dict[str, str]) -> Group:
+    """Those that are drawn, and all rows of the list."""
+    every = [(level, each) for level, members in groups.items() for each in members]
+    listed = {n for n, (_, (compiled, *_)) in enumerate(every) if compiled.row.pattern.startswith(tuple(lax))}
+    made: Group = defaultdict(list)
+    for n in sorted(listed | set(sweep.drawn(range(len(every))))):
+        level, each = every[n]
+        made[level].append(each)
+    return made
+
+
 @needs_assembler
 def test_no_row_is_accepted_one_version_lower() -> None:
     known = set(assemblable())
@@ -188,7 +199,7 @@ def test_no_row_is_accepted_on_a_target_below_its_own() -> None:
 
     groups = by_level(lambda form, where: max(form.ptx, where.lowest_ptx), below)
     assert len(groups) > 50
-    check_refused(groups, LAX_TARGET)
+    check_refused(drawn(groups, LAX_TARGET), LAX_TARGET)
 
 
 def layouts() -> Iterator[tuple[Compiled, Form]]:

@@ -38,7 +38,7 @@ ABOUT = (
     "Every key that can change attention, RoPE or shapes is either understood, or refused by name: exit code 2, and a "
     "sentence with the key, its value and what would work. An unknown key gives a warning that names it; with "
     "`--strict` it is an error. `ptxgen doctor --config DIR` says for every configuration in a folder whether it is "
-    "served, served with a warning, or refused, and why.\n",
+    "served, served with a warning, or refused, and why; it exits with 1 if one is refused.\n",
     "A key that is absent has the default of the family's own class, and so has the longest context "
     "(`max_position_embeddings`). null means none: as many KV heads as query heads, no window, no cap. RoPE's base and "
     "the rotated part of a head cannot be null. `hidden_size`, `num_hidden_layers`, `num_attention_heads` and "

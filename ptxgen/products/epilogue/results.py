@@ -59,11 +59,8 @@ class Epilogue:
         self._find_result(loop)
         self._combine()
         self._finish(norm)
+        self._next_result()
         b = self.b
-        if self.turns > 1:
-            with b.fragment("next_result"):
-                b.op("add.u32", self.result, self.result, self.at.threads)
-                b.op("setp.lt.u32", "more_results", self.result, self.results)
         if self.buffers > 1:
             with b.fragment("turn"):
                 for address in (self.mine, self.others):
@@ -115,11 +112,16 @@ class Epilogue:
             self.place(self.out_row, inside)
         with b.fragment("store", "store the result"):
             self.store(self.out_row)
+        self._next_result()
+        return turns
+
+    def _next_result(self) -> None:
+        """Fragment `next_result`, where a thread has several in turn."""
+        b = self.b
         if self.turns > 1:
             with b.fragment("next_result"):
-                b.op("add.u32", self.result, self.result, at.threads)
+                b.op("add.u32", self.result, self.result, self.at.threads)
                 b.op("setp.lt.u32", "more_results", self.result, self.results)
-        return turns
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b

@@ -12,7 +12,6 @@ from ptxgen.attention.decode.plan import chip_name
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32, u8
-from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import field
 from ptxgen.launch import Extent, Launch, Param, buffer
@@ -20,7 +19,7 @@ from ptxgen.products.geometry.groups import FEW_WORDS, Geometry, choose, choose_
 from ptxgen.products.geometry.runs import Runs, share_runs
 from ptxgen.products.geometry.split_k import sharing
 from ptxgen.products.problem.reference import drawn_weight, multiplied, normed
-from ptxgen.products.problem.weighted import Weighted
+from ptxgen.products.problem.weighted import Weighted, activation_rules
 from ptxgen.products.tokens.digits import digits_of
 from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
@@ -86,11 +85,7 @@ class Product(Weighted):
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
         yield from input_rules(self.k, self.weights, self.norm, self.eps, self.norm_offset)
-        yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
-        if self.gated and not self.activation:
-            yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
-        if self.gated and self.bias:
-            yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+        yield from activation_rules(self)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)

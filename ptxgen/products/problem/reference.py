@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ptxgen.idioms import activation as activations
 from ptxgen.weights.order import interleave, separate
@@ -11,35 +11,8 @@ from ptxgen.weights.order import interleave, separate
 if TYPE_CHECKING:
     import numpy as np
 
+    from ptxgen.products.problem.weighted import Multiplied
     from ptxgen.weights.format import WeightFormat
-
-
-class Multiplied(Protocol):
-    """What a product's spec says."""
-
-    @property
-    def n(self) -> int:
-        """Rows of the matrix: outputs of a token."""
-
-    @property
-    def k(self) -> int:
-        """Columns of the matrix: elements of a token."""
-
-    @property
-    def bias(self) -> bool:
-        """Whether `bias` is added."""
-
-    @property
-    def activation(self) -> str:
-        """Its name, "" for none."""
-
-    @property
-    def gated(self) -> bool:
-        """Whether there are two matrices, the first of which is the gate's."""
-
-    @property
-    def kind(self) -> WeightFormat:
-        """The format of the weights."""
 
 
 def drawn_weight(rng: np.random.Generator, kind: WeightFormat, n: int, k: int, parts: int = 1) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen import rules
 from ptxgen.dtypes import bf16, f16, f32
-from ptxgen.idioms import activation as activations
+from ptxgen.products.problem.weighted import activation_rules
 from ptxgen.products.wgmma.epilogue.norms import product_norm_rules
 from ptxgen.products.wgmma.tiling import refusals
 from ptxgen.products.wgmma.tiling.geometry import Geometry
@@ -43,11 +43,7 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
     yield from rules.one_of("x_dtype", spec.x_dtype.name, ("bf16", "f16", "e4m3"))
     yield from rules.one_of("precision", spec.precision, tuple(layout.DIGITS))
     yield from _rules_of_scales(spec) if spec.scaled else _rules_without_scales(spec)
-    yield from rules.one_of("activation", spec.activation, ("", *activations.KINDS))
-    if spec.gated and not spec.activation:
-        yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
-    if spec.gated and spec.bias:
-        yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+    yield from activation_rules(spec)
     if spec.packed_out and spec.n % layout.PADDED:
         yield from rules.multiple_of("n", spec.n, layout.PADDED, layout.PADDED, 1 << 20)
     if spec.packed_out and spec.residual:

@@ -178,9 +178,12 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
                 if (apart and "split" not in given) or (small and "share" not in given):
                     continue
                 ways.append({"split": split, "share": share})
-            if not given.keys() & {"split", "share"} and "by_memory" not in fields and _plain(fields):
-                split = min(MOST_BY_MEMORY, PROCESSORS // ctas)
-                if split > 1 and ctas * split >= FEWEST_BY_MEMORY:
+            if fields.get("by_memory"):
+                ways = []
+            if _plain(fields) and fields.get("by_memory", True) and "share" not in given:
+                (split,) = given.get("split", (min(MOST_BY_MEMORY, PROCESSORS // ctas),))
+                enough = "split" in given or ctas * split >= FEWEST_BY_MEMORY
+                if split > 1 and enough and ("by_memory" in fields or "split" not in given):
                     ways.append({"split": split, "share": 1, "by_memory": True})
             for way in ways:
                 try:
