@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ptxgen.models.program import Program
 from ptxgen.models.step.decode import step_program
 from ptxgen.models.step.fitted import fitted
@@ -19,9 +21,16 @@ def _together(program: Program) -> list[str]:
     return [op.name for op in program.ops if op.spec.launch(target("sm_90a")).together]
 
 
-def test_no_product_waits_for_ctas_that_do_not_run() -> None:
+@pytest.mark.parametrize(
+    ("weights", "precision", "rows", "more"),
+    [("q4_k", "exact", 16, {}), ("bf16", "fast", 192, {"hidden_size": 5120, "intermediate_size": 13824})],
+)
+def test_no_product_waits_for_ctas_that_do_not_run(
+    weights: str, precision: str, rows: int, more: dict[str, int]
+) -> None:
+    model = small_spec("llama", **WIDE | more)
     program = step_program(
-        small_spec("llama", **WIDE), "q4_k", "prefill", rows=16, kv_dtype="f16", target="sm_90a", precision="exact"
+        model, weights, "prefill", rows=rows, kv_dtype="f16", target="sm_90a", precision=precision
     )
     assert _together(program)
     assert fitted(program, PROCESSORS) is program

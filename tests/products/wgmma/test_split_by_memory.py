@@ -57,6 +57,8 @@ def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (33, {"split": 8, "tokens": 32, "k": 1024, "weights": "q8_0"}),
         (130, {"split": 3, "tokens": 64, "tile_rows": 192, "weights": "q4_k", "k": 1024, "out_dtype": "bf16"}),
         (20, {"split": 2, "tokens": 16, "precision": "exact"}),
+        (9, {"split": 5, "tokens": 8, "weights": "q8_0", "k": 640, "x_dtype": "f16", "by_row": True}),
+        (130, {"split": 2, "tokens": 96, "norm": "rms", "out_dtype": "bf16", "programmatic": True}),
         (9, {"split": 2, "tokens": 8, "weights": "q6_k", "k": 1024, "x_dtype": "f16", "by_row": True}),
         (40, {"split": 3, "tokens": 32, "weights": "e4m3_channel", "x_dtype": "e4m3", "k": 768}),
         (20, {"split": 2, "tokens": 16, "n": 256, "residual": True, "norm_out": True, "programmatic": True}),
@@ -76,7 +78,7 @@ def test_sums_have_the_bits_of_a_cluster() -> None:
     assert outputs[0].tobytes() == outputs[1].tobytes()
 
 
-@pytest.mark.parametrize("rows", [7, 24, 41])  # one tile of tokens, an odd number of rounds, an even one
+@pytest.mark.parametrize("rows", [7, 24, 33, 56])  # three groups of two CTAs: one round, two, three or four, four or five
 def test_a_launch_finds_the_counters_as_the_one_before(rows: int, few_processors: None) -> None:
     spec = PackedGemm(100, 256, tokens=8, tile_rows=64, split=2, **BY_MEMORY)
     device = CpuDevice(mode="check")
@@ -162,6 +164,23 @@ def test_best_takes_it_where_clusters_leave_multiprocessors_idle(rows: int, n: i
     assert (spec.by_memory, spec.split) == (True, split)
     assert not PackedGemm.best(rows, programmatic=True, by_memory=False, **fields).by_memory
     assert PackedGemm.best(rows, split=2, **fields).split == 2
+    for more in ({}, {"split": 5}, {"share": 1}):
+        assert PackedGemm.best(rows, by_memory=True, **more, **fields).split == more.get("split", split)
+
+
+def test_best_takes_clusters_where_they_are_level() -> None:
+    fields: dict[str, Any] = {"weights": "bf16", "precision": "fast", "out_dtype": "bf16", "programmatic": True}
+    for rows, n, k in ((192, 2304, 9216), (256, 1152, 6912)):
+        spec = PackedGemm.best(rows, n=n, k=k, **fields)
+        assert (spec.split, spec.by_memory) == (3, False)
+
+
+@pytest.mark.parametrize("weights", ["bf16", "q4_k"])
+def test_best_takes_a_split_that_is_given(weights: str) -> None:
+    fields: dict[str, Any] = {"n": 2560, "k": 9728, "weights": weights, "precision": "fast"}
+    assert PackedGemm.best(600, split=0, **fields).split == 0
+    assert PackedGemm.best(600, split=5, by_memory=True, **fields).split == 5
+    assert PackedGemm.best(16, split=5, by_memory=True, programmatic=True, **fields).split == 5
 
 
 @needs_assembler
@@ -180,6 +199,24 @@ def test_no_spills(fields: dict[str, Any]) -> None:
     made = assemble(generate(spec, WHERE).text, WHERE)
     assert made.resources["packed_gemm"].clean
     assert "serialized" not in made.log
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [90, 192, 1500])
+def test_launches_share_a_workspace_on_a_gpu(gpu: Device, rows: int) -> None:
+    """Programmatic launches back to back, of which the next begins while CTAs of the last still run."""
+    spec = PackedGemm(2048, 1024, tokens=96, split=3, programmatic=True, **BY_MEMORY)
+    values = spec.example(np.random.default_rng(0), rows=rows)
+    arrays = {name: value if name == "n_rows" else gpu.array(value) for name, value in values.items()}
+    bound = gpu.load(spec, WHERE).bind(**arrays)
+    bound.launch()
+    gpu.synchronize()
+    once = arrays["out"].numpy().tobytes()
+    arrays["out"].fill(0)
+    for _ in range(40):
+        bound.launch()
+    gpu.synchronize()
+    assert arrays["out"].numpy().tobytes() == once
 
 
 @pytest.mark.gpu

@@ -62,6 +62,7 @@ LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
+RATHER_CLUSTERS = 1.01  # how many more cycles a cluster may take that shares k, to be taken rather than memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
@@ -172,7 +173,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
             each = {"tokens": tokens, "tile_rows": tile}
             ways = []
             for split, share in product(given.get("split", SPLITS_OF_ONE), given.get("share", shares)):
-                most = CLUSTERS[3] if split == 3 else PROCESSORS // split
+                most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
                 apart = split > 1 and (ctas > most or share > 1)
                 small = share > 1 and tile * tokens < LEAST_SHARED
                 if (apart and "split" not in given) or (small and "share" not in given):
@@ -180,10 +181,10 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
                 ways.append({"split": split, "share": share})
             if fields.get("by_memory"):
                 ways = []
-            if _plain(fields) and fields.get("by_memory", True) and "share" not in given:
+            if _plain(fields) and fields.get("by_memory", True) and (fields.get("share") or 1) == 1:
                 (split,) = given.get("split", (min(MOST_BY_MEMORY, PROCESSORS // ctas),))
                 enough = "split" in given or ctas * split >= FEWEST_BY_MEMORY
-                if split > 1 and enough and ("by_memory" in fields or "split" not in given):
+                if split > 1 and enough and ("by_memory" in fields or not given.keys() & {"split", "share"}):
                     ways.append({"split": split, "share": 1, "by_memory": True})
             for way in ways:
                 try:
@@ -263,6 +264,11 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
     `behind`: cycles after the last weights."""
     memory = spec.parts * spec.kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS + behind
     return max(whole, memory) + beside * min(whole, memory)
+
+
+def _counted(spec: PackedProduct, rows: int) -> float:
+    """Cycles by which candidates are compared."""
+    return cycles(spec, rows) * (RATHER_CLUSTERS if spec.by_memory else 1)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -376,7 +382,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if few := few_tokens.fastest(found[0], fields, rows):
         return few
     found = [_carried(spec, fields, rows) for spec in found]
-    chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    chosen = min(found, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
         chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen

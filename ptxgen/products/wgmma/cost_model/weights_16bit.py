@@ -41,7 +41,7 @@ LAST_ALONE = 1.2  # how much longer the last tiles' products take, whose other w
 START_OF_ONE, WRITING_OF_ONE = 2500, 1700  # to the first stage; of a large tile's results of 16 bits
 SENDING_OF_ONE = {1: 0, 2: 2200, 3: 3300, 4: 5700, 8: 15400}  # sums to others: of any tile
 SENT_OF_ONE = {1: 0, 2: 4400, 3: 5000, 4: 5700, 8: 5700}  # of a large one
-BY_MEMORY, BY_MEMORY_LARGE = 3500, 8000  # the same of CTAs that are no cluster
+BY_MEMORY, BY_MEMORY_LARGE = 3000, 8000  # the same of CTAs that are no cluster
 IN_TURNS = {1: 1.25, 2: 1.04, 3: 1.04}  # of CTAs that share k and are not all there at once, by warpgroups
 
 # Of all others: of 64 columns at least, of so many warpgroups; of 64 columns beside the tensor cores', of a tile

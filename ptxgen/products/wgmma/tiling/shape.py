@@ -162,7 +162,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     # where there are CTAs for it; of weights that are converted it was not measured
     many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
     if spec.by_row:  # else a deeper ring is faster
-        many = row_tiles > CLUSTERS[split]
+        many = row_tiles > (PROCESSORS // split if spec.by_memory else CLUSTERS[split])
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
     what = (spec.precision, spec.gated, tokens)
     if spec.by_row:
