@@ -65,7 +65,9 @@ def specs(case: Case, impls: str | None = None) -> dict[str, PackedGemm]:
         found[impl] = PackedGemm.best(m, precision="fast", out_dtype=bf16, programmatic=programmatic, **fields)
     if m == STREAMED and case["weights"] == "bf16":
         tile = {"tokens": 256, "tile_rows": 128, "split": 1, "share": 1}
-        found["stream"] = replace(found["programmatic"], stream=True, by_memory=False, carried=False, last_tiles=0, **tile)
+        found["stream"] = replace(
+            found["programmatic"], stream=True, by_memory=False, carried=False, last_tiles=0, **tile
+        )
     if (case["n"], case["k"]) in SHAPES[:2]:
         found["exact"] = PackedGemm.best(m, precision="exact", **fields)
     return found if impls is None else {impl: spec for impl, spec in found.items() if impl in impls.split(",")}

@@ -78,7 +78,9 @@ def test_sums_have_the_bits_of_a_cluster() -> None:
     assert outputs[0].tobytes() == outputs[1].tobytes()
 
 
-@pytest.mark.parametrize("rows", [7, 24, 33, 56])  # three groups of two CTAs: one round, two, three or four, four or five
+@pytest.mark.parametrize(
+    "rows", [7, 24, 33, 56]
+)  # three groups of two CTAs: one round, two, three or four, four or five
 def test_a_launch_finds_the_counters_as_the_one_before(rows: int, few_processors: None) -> None:
     spec = PackedGemm(100, 256, tokens=8, tile_rows=64, split=2, **BY_MEMORY)
     device = CpuDevice(mode="check")
