@@ -63,6 +63,7 @@ READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights l
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
 RATHER_CLUSTERS = 1.01  # how many more cycles a cluster may take that shares k, to be taken rather than memory
+LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
@@ -182,7 +183,8 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
             if fields.get("by_memory"):
                 ways = []
             if _plain(fields) and fields.get("by_memory", True) and (fields.get("share") or 1) == 1:
-                (split,) = given.get("split", (min(MOST_BY_MEMORY, PROCESSORS // ctas),))
+                most = min(MOST_BY_MEMORY, PROCESSORS // ctas, fields["k"] // (LEAST_OF_K * COLUMNS))
+                (split,) = given.get("split", (most,))
                 enough = "split" in given or ctas * split >= FEWEST_BY_MEMORY
                 if split > 1 and enough and ("by_memory" in fields or not given.keys() & {"split", "share"}):
                     ways.append({"split": split, "share": 1, "by_memory": True})
