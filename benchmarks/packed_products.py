@@ -65,7 +65,9 @@ def specs(case: Case, impls: str | None = None) -> dict[str, PackedGemm]:
         found[impl] = PackedGemm.best(m, precision="fast", out_dtype=bf16, programmatic=programmatic, **fields)
     if m == STREAMED and case["weights"] == "bf16":
         tile = {"tokens": 256, "tile_rows": 128, "split": 1, "share": 1}
-        found["stream"] = replace(found["programmatic"], stream=True, carried=False, last_tiles=0, **tile)
+        found["stream"] = replace(
+            found["programmatic"], stream=True, by_memory=False, carried=False, last_tiles=0, **tile
+        )
     if (case["n"], case["k"]) in SHAPES[:2]:
         found["exact"] = PackedGemm.best(m, precision="exact", **fields)
     return found if impls is None else {impl: spec for impl, spec in found.items() if impl in impls.split(",")}
@@ -77,10 +79,11 @@ def packing(spec: PackedGemm) -> PackTokens:
 
 
 def named(spec: PackedGemm) -> str:
-    """`TOKENSxROWSxSPLITxSHARE`, and `stream` where k is shared out evenly, `last N` where the last N tiles of rows are
-    of one warpgroup; 0: by the table."""
+    """`TOKENSxROWSxSPLITxSHARE`, and `stream` where k is shared out evenly, `by memory` where CTAs share it without
+    being a cluster, `last N` where the last N tiles of rows are of one warpgroup; 0: by the table."""
     tile = "x".join(str(part) for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
     tile += f" last {spec.last_tiles}" if spec.last_tiles else ""
+    tile += " by memory" if spec.by_memory else ""
     return f"{tile} stream" if spec.stream else tile
 
 

@@ -67,16 +67,18 @@ def _all(best: PackedGemm, m: int) -> Iterator[PackedGemm]:
     """Every legal tile for many tokens; for a few, those worth a try."""
     counts = [count for count in TOKENS if count >= MOST_ROWS_FIRST] if m > MOST_ROWS_FIRST else [best.tokens]
     shapes = product(TILE_ROWS, SPLITS, SHARES) if m > MOST_ROWS_FIRST else OF_FEW
-    for tokens, (tile_rows, split, share) in product(counts, shapes):
+    for tokens, (tile_rows, split, share), by_memory in product(counts, shapes, (False, True)):
+        tile = {"tile_rows": tile_rows, "split": split, "share": share, "by_memory": by_memory}
         try:
-            yield replace(best, tokens=tokens, tile_rows=tile_rows, split=split, share=share)
+            yield replace(best, tokens=tokens, **tile)
         except SpecError:
             continue
 
 
 def named(spec: PackedGemm) -> str:
-    """`TOKENSxROWSxSPLITxSHARE`."""
-    return "x".join(str(part or "-") for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
+    """`TOKENSxROWSxSPLITxSHARE`, and whether CTAs share k by memory."""
+    tile = "x".join(str(part or "-") for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
+    return f"{tile} by memory" if spec.by_memory else tile
 
 
 def measure(run: Run, case: Case) -> None:

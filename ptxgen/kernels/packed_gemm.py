@@ -28,7 +28,8 @@ from ptxgen.products.wgmma.producer.elected_lane import ElectedCopier, elects
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.rules import field_rules, fit_rules
-from ptxgen.products.wgmma.split_k.cluster import Exchange
+from ptxgen.products.wgmma.split_k.cluster import ClusterExchange
+from ptxgen.products.wgmma.split_k.memory import TURNS, MemoryExchange
 from ptxgen.products.wgmma.split_k.sliced import Slices
 from ptxgen.products.wgmma.split_k.stream import Streams
 from ptxgen.products.wgmma.tasks import Tasks
@@ -74,7 +75,8 @@ class PackedGemm(PackedProduct):
     where the zero point of 32 columns is near dmin · min / d, and add one more product for d · zero − dmin · min.
 
     How work is shared out: `share`: CTAs of neighbouring rows copy tokens for each other. `split`: split-K: so many
-    CTAs share k and add their sums. `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
+    CTAs share k and add their sums, as a cluster (2, 3, 4, 8) or with `by_memory` through global memory (2 to 8; where
+    clusters find no room). `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
     tokens k of the last uneven round and of one more; the order of sums then depends on the number of tokens. `slices`:
     two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so many of the
     last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one. `carried`: other warps
@@ -97,7 +99,7 @@ class PackedGemm(PackedProduct):
         r"/n256_k1152_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|44|52|66|140|256_k512)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|140|250|256|40|44|48)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(128|130|140|250|256|40|44|48|68)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(52|56|64|66|76|78|88|512)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72|78)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all "
         "groups",
@@ -108,9 +110,10 @@ class PackedGemm(PackedProduct):
         r"/n88_.* barrier .*bar.warp.sync.*st.global.u32 .%given_at": "found in random order",
         r"/n52_.*weights_q[45]_k.* fence .*wgmma.fence": "does not matter: fragments are older than the fence before",
         r"/n128_k768_.* fence .*wgmma.fence": "sums were only read since the fence before, or not even that",
-        r"/n(128_k768|256|60|512|44_k1024_weights_e4m3).* option: (split|tile_rows)=": "does not matter: the table "
+        r"/n(128_k768|256|60|512|68|44_k1024_weights_e4m3).* option: (split|tile_rows)=": "does not matter: the table "
         "says the same",
         r" barrier .*bar.warp.sync.*%tells_factors": "check mode takes a release for the warp's, not the lane's",
+        r"/n68_.* barrier .*bar.warp.sync.*red.release": "check mode takes a release for the warp's, not the lane's",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
@@ -133,6 +136,7 @@ class PackedGemm(PackedProduct):
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
+        dict(n=68, k=256, tokens=8, precision="fast", out_dtype="bf16", tile_rows=64, split=3, by_memory=True),
         dict(n=56, k=128, tokens=96, precision="fast", out_dtype="bf16", carried=True, evict_first=True),
         dict(n=60, k=1536, tokens=16, precision="fast", tile_rows=64, split=1, slices=2, programmatic=True),
         dict(n=192, k=1024, tokens=96, precision="fast", out_dtype="bf16", carried=True, last_tiles=1),
@@ -188,8 +192,11 @@ class PackedGemm(PackedProduct):
     @classmethod
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
         """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
-        fields, and so `tile_rows`, `split`, `share`, `stream`, `slices`, `carried`, `evict_first`, `last_tiles`.
-        PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
+        fields, and so `tile_rows`, `split`, `by_memory`, `share`, `stream`, `slices`, `carried`, `evict_first`,
+        `last_tiles`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none.
+
+        Tiles are for 132 multiprocessors. With `stream` or `by_memory` a launch is refused where not all of its CTAs
+        are resident at once: on a GPU with fewer multiprocessors give `stream=False, by_memory=False`."""
         from ptxgen.products.wgmma.cost_model.choice import best
 
         return best(cls, fields, rows)
@@ -224,6 +231,11 @@ class PackedGemm(PackedProduct):
             ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
             out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
+        if self.by_memory:
+            split, threads, each = at.shape.split, 32 * at.warps, at.shape.blocks * at.out_tokens // 2
+            clusters = f"min(ceil_div(rows, {self.tokens}) * {at.row_groups}, {TURNS * at.most_turns})"
+            out.append(workspace("partial_sums", f32, clusters, at.takers, split, each, threads))
+            out.append(workspace("given", u32, clusters, split, at.warps, align=4, zeroed=True))
         out.append(n_rows_param(self.indirect))
         return tuple(out)
 
@@ -231,14 +243,17 @@ class PackedGemm(PackedProduct):
         at = Geometry.of(self)
         tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
         split, share = at.shape.split, at.shape.share
-        grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_turns})"
+        grid = f"{tiles} * {split}" if at.in_cluster else f"min({tiles}, {at.most_turns})"
+        if self.by_memory:
+            grid = f"{grid} * {split}"
         if self.stream:
             grid = f"{at.most_turns}"
         if share > 1:
             grid = f"{grid} * {share}"
-        block, cluster = (at.threads, 1, 1), (split * share, 1, 1)
+        block, cluster = (at.threads, 1, 1), (split * share if at.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
-        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=self.stream)
+        together = self.stream or self.by_memory
+        return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=together)
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
@@ -283,7 +298,8 @@ class PackedGemm(PackedProduct):
         if at.shape.slices > 1:
             sums = Slices(b, at, ring).build(tasks, sums)
         elif at.shape.split > 1:
-            sums = Exchange(b, self, at, ring).build(tasks, sums)
+            exchange = MemoryExchange if self.by_memory else ClusterExchange
+            sums = exchange(b, self, at, ring).build(tasks, sums)
         if self.norm:
             roots = Roots(b, self, at)
             roots.build(tasks)
@@ -294,7 +310,7 @@ class PackedGemm(PackedProduct):
         else:
             results_of(b, self, at, ring, sums).build(tasks)
         b.expose(
-            geometry=at, in_cluster=at.shape.split > 1, shares_tokens=at.shape.share > 1, counts_first=counts_first,
+            geometry=at, in_cluster=at.in_cluster, shares_tokens=at.shape.share > 1, counts_first=counts_first,
             finds_tile=not at.carried or self.bias or at.shape.last, others=_others(at), passing=tasks.passes,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 
 # what `best` says of a packed product, beside the tokens of its rows
-TILE = ("tile_rows", "split", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
+TILE = ("tile_rows", "split", "by_memory", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
 
 
 @dataclass(kw_only=True)

@@ -44,6 +44,12 @@ class PackedProduct(Weighted):
         default=0, draws=(0, 64, 192, 256), doc="rows of weights of a CTA, gate and up; 0: by a table"
     )
     split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
+    by_memory: bool = field(
+        default=False,
+        later=True,
+        draws=lambda drawn: (False, drawn.get("split", 0) > 1 and drawn.get("share", 0) < 2),
+        doc="CTAs that share k are no cluster, and give each other sums in global memory",
+    )
     share: int = field(
         default=0, draws=(0, 1, 2), doc="CTAs of neighbouring rows that copy tokens for each other; 0: by a table"
     )

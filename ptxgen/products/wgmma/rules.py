@@ -12,7 +12,7 @@ from ptxgen.products.wgmma.epilogue.norms import product_norm_rules
 from ptxgen.products.wgmma.tiling import refusals
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.registers import MOST_AT_ONCE, MOST_BIASED
-from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_ROWS_FIRST, SLICES
+from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_BY_MEMORY, MOST_ROWS_FIRST, SLICES
 from ptxgen.products.wgmma.tokens import layout
 from ptxgen.weights import weight_formats
 from ptxgen.weights.e4m3 import E4m3
@@ -53,7 +53,10 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
         which = "residual" if spec.residual else "packed_out"
         yield f"out_dtype: with {which} it is f32 (got {spec.out_dtype.name}, {which}=True; nearest: f32)"
     yield from rules.one_of("tile_rows", spec.tile_rows, (0, 64, 128, 192, 256))
-    yield from rules.one_of("split", spec.split, (0, 1, 2, 3, 4, 8))
+    if spec.by_memory:
+        yield from _rules_by_memory(spec)
+    else:
+        yield from rules.one_of("split", spec.split, (0, 1, 2, 3, 4, 8))
     yield from rules.one_of("share", spec.share, (0, 1, 2, 4))
     if spec.stream and spec.split > 1:
         yield f"stream: shares k out anyway (got stream=True, split={spec.split}; nearest: split=1)"
@@ -69,6 +72,15 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
     yield from product_norm_rules(spec)
     if spec.precision == "exact" and spec.x_dtype != bf16 and not spec.by_row:
         yield f"x_dtype: exact digits are bf16 (got {spec.x_dtype.name}; nearest: bf16)"
+
+
+def _rules_by_memory(spec: PackedProduct) -> Iterator[str]:
+    """Of CTAs that share k and are no cluster."""
+    if not 2 <= spec.split <= MOST_BY_MEMORY:
+        nearest = min(max(2, spec.split), MOST_BY_MEMORY)
+        yield f"split: with by_memory 2 to {MOST_BY_MEMORY} CTAs share k (got split={spec.split}; nearest: {nearest})"
+    if spec.share > 1:
+        yield f"by_memory: is for CTAs that share no tokens (got by_memory=True, share={spec.share}; nearest: share=1)"
 
 
 def fit_rules(spec: PackedProduct) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
 from ptxgen.idioms.division import divide_any
 from ptxgen.idioms.division import split as split_by
 from ptxgen.products.wgmma.tiling.geometry import WARPS, Geometry
@@ -33,8 +34,9 @@ class Tasks:
     share k, where they do; `share_rank`, `split_rank`: of the CTA among those that share tokens, and k; `group`,
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
     of it; `is_last`: whether the tile has rows of one warpgroup alone, `passes`: whether it does and this warp has none
-    of them; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `count`: tokens in
-    all; `has_tile`: whether the CTA has a first tile.
+    of them; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `cluster`, `turn`:
+    which of those that share k by memory, and whether its tile is an even or an odd one; `count`: tokens in all;
+    `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
@@ -48,6 +50,7 @@ class Tasks:
         self.whole: Reg | None = None  # the next tile that is not shared
         self.is_last: Reg | None = None
         self.passes: Reg | None = None
+        self.turn: Reg | None = None
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
     def locate(self) -> None:
@@ -82,7 +85,9 @@ class Tasks:
                 self._find_own(tile)
             if not at.one_tile:
                 self._find_step()
-            if split * share > 1:
+            if at.shape.by_memory:
+                self._find_rank()
+            elif split * share > 1:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
                 self.share_rank, self.split_rank = (rank if share > 1 else None), (rank if split > 1 else None)
             if share > 1 and split > 1:
@@ -95,6 +100,16 @@ class Tasks:
             if at.rows_first:
                 self._find_group(b.reg("token_tile_ahead", "u32"))
                 self._own_group()
+
+    def _find_rank(self) -> None:
+        """Which of those that share k by memory."""
+        b, cta = self.b, convert.scratch(self.b, "cta", "u32")
+        b.op("mov.u32", cta, b.special("ctaid.x"))
+        self.cluster = b.op("min.u32", "cluster", self.tile, self.at.most_turns - 1)  # a bound for the checks
+        rank = self.split_rank = b.op("mul.lo.u32", "split_rank", self.cluster, self.at.shape.split)
+        b.op("sub.u32", rank, cta, rank)
+        b.op("min.u32", rank, rank, self.at.shape.split - 1)  # as it is: a bound for the checks
+        self.turn = b.op("mov.u32", "turn", 0)
 
     def _split(self, rank: Reg) -> None:
         """The part of k of one of the CTAs that share it."""
@@ -165,6 +180,8 @@ class Tasks:
             else:
                 if at.crowded:
                     self._find_step()
+                if self.turn is not None:
+                    b.op("xor.b32", self.turn, self.turn, 1)
                 b.op("add.u32", tile, tile, self.tile_step)
                 b.op("setp.lt.u32", "more_tiles", tile, tiles)
 
@@ -189,10 +206,11 @@ class Tasks:
 
     def _find_step(self) -> None:
         """From one tile of a CTA to its next."""
-        b, share = self.b, self.at.shape.share
+        b, shape = self.b, self.at.shape
+        each = shape.split if shape.by_memory else shape.share
         b.op("mov.u32", self.tile_step, b.special("nctaid.x"))
-        if share > 1:
-            divide_any(b, self.tile_step, self.tile_step, share)
+        if each > 1:
+            divide_any(b, self.tile_step, self.tile_step, each)
 
     def _find_tile(self) -> None:
         b, at, tile = self.b, self.at, self.tile

@@ -14,10 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ptxgen.dtypes import e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.cost_model import few_tokens, waves, weights_16bit, weights_converted
-from ptxgen.products.wgmma.cost_model.weights_16bit import MANY_TOKENS, TENSOR, is_lone_pair, of_large
+from ptxgen.products.wgmma.cost_model.weights_16bit import (
+    BY_MEMORY,
+    BY_MEMORY_LARGE,
+    MANY_TOKENS,
+    TENSOR,
+    is_lone_pair,
+    of_large,
+)
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.refusals import CARRIED_TOKENS, SLICED_TOKENS
-from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST, PROCESSORS, SPILLING, tile_by_row
+from ptxgen.products.wgmma.tiling.shape import (
+    CLUSTERS,
+    MOST_BY_MEMORY,
+    MOST_ROWS_FIRST,
+    PROCESSORS,
+    SPILLING,
+    tile_by_row,
+)
 from ptxgen.products.wgmma.tokens.layout import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.e4m3 import BLOCK
 from ptxgen.weights.f16 import Half
@@ -47,6 +61,10 @@ ENDED_CONVERTED = ("q4_k", "int4_g128", "q8_0")  # and of which weights that are
 LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
+SPLITS_OF_ONE = (1, 2, 3, 4, 8)
+RATHER_CLUSTERS = 1.01  # how many more cycles a cluster may take that shares k, to be taken rather than memory
+LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
+FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
 # rows and shares that are tried with so many tokens: what was measured
 OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
@@ -153,13 +171,26 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
         tile_rows, shares = table.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
-            for split, share in product(given.get("split", SPLITS), given.get("share", shares)):
-                apart = split > 1 and (ctas * split > PROCESSORS or share > 1)
+            each = {"tokens": tokens, "tile_rows": tile}
+            ways = []
+            for split, share in product(given.get("split", SPLITS_OF_ONE), given.get("share", shares)):
+                most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
+                apart = split > 1 and (ctas > most or share > 1)
                 small = share > 1 and tile * tokens < LEAST_SHARED
                 if (apart and "split" not in given) or (small and "share" not in given):
                     continue
+                ways.append({"split": split, "share": share})
+            if fields.get("by_memory"):
+                ways = []
+            if _plain(fields) and fields.get("by_memory", True) and (fields.get("share") or 1) == 1:
+                most = min(MOST_BY_MEMORY, PROCESSORS // ctas, fields["k"] // (LEAST_OF_K * COLUMNS))
+                (split,) = given.get("split", (most,))
+                enough = "split" in given or ctas * split >= FEWEST_BY_MEMORY
+                if split > 1 and enough and ("by_memory" in fields or not given.keys() & {"split", "share"}):
+                    ways.append({"split": split, "share": 1, "by_memory": True})
+            for way in ways:
                 try:
-                    yield kernel(**fields | {"tokens": tokens, "tile_rows": tile, "split": split, "share": share})
+                    yield kernel(**fields | each | way)
                 except SpecError:
                     continue
 
@@ -203,7 +234,9 @@ def cycles(spec: PackedProduct, rows: int) -> float:
         if spec.weights in ENDED_CONVERTED and rows >= ENDED_FROM and is_lone_pair(at):
             step *= LONE_CONVERTING
         whole += turns * (steps * step + EDGES + RESULTS * large * groups / shape.groups)
-    if shape.split > 1:
+    if shape.by_memory:
+        whole += BY_MEMORY + BY_MEMORY_LARGE * large
+    elif shape.split > 1:
         whole += ADDING[shape.split] + SUMS * large
     if shape.share > 1:
         whole += MEETING
@@ -233,6 +266,11 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
     `behind`: cycles after the last weights."""
     memory = spec.parts * spec.kind.nbytes(spec.n, spec.k) / MEMORY + MEMORY_BEGINS + behind
     return max(whole, memory) + beside * min(whole, memory)
+
+
+def _counted(spec: PackedProduct, rows: int) -> float:
+    """Cycles by which candidates are compared."""
+    return cycles(spec, rows) * (RATHER_CLUSTERS if spec.by_memory else 1)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -346,7 +384,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if few := few_tokens.fastest(found[0], fields, rows):
         return few
     found = [_carried(spec, fields, rows) for spec in found]
-    chosen = min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    chosen = min(found, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
         chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen

@@ -115,7 +115,7 @@ def multiplied(spec: PackedProduct) -> str:
 
 def is_open(fields: dict[str, Any]) -> bool:
     """Whether a launch is programmatic, as those that were measured, and nothing of its tile is given but tokens."""
-    return bool(fields.get("programmatic")) and not fields.keys() & TILE
+    return bool(fields.get("programmatic")) and not fields.keys() & TILE and not fields.get("by_memory")
 
 
 def fastest(spec: P, fields: dict[str, Any], rows: int) -> P | None:

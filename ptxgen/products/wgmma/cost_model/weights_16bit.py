@@ -41,6 +41,7 @@ LAST_ALONE = 1.2  # how much longer the last tiles' products take, whose other w
 START_OF_ONE, WRITING_OF_ONE = 2500, 1700  # to the first stage; of a large tile's results of 16 bits
 SENDING_OF_ONE = {1: 0, 2: 2200, 3: 3300, 4: 5700, 8: 15400}  # sums to others: of any tile
 SENT_OF_ONE = {1: 0, 2: 4400, 3: 5000, 4: 5700, 8: 5700}  # of a large one
+BY_MEMORY, BY_MEMORY_LARGE = 3000, 8000  # the same of CTAs that are no cluster
 IN_TURNS = {1: 1.25, 2: 1.04, 3: 1.04}  # of CTAs that share k and are not all there at once, by warpgroups
 
 # Of all others: of 64 columns at least, of so many warpgroups; of 64 columns beside the tensor cores', of a tile
@@ -101,7 +102,10 @@ def _of_one(at: Geometry, turns: waves.Turns) -> tuple[float, float, float, floa
     if shape.split > 1 and sum(turns) > 1:
         slower *= IN_TURNS[shape.groups]
     stage = turns.whole * _step_of_one(at, shape.groups) + turns.last * _step_of_one(at, 1) * LAST_ALONE
-    sent = SENDING_OF_ONE[shape.split] + SENT_OF_ONE[shape.split] * of_large(at)
+    if shape.by_memory:
+        sent = BY_MEMORY + BY_MEMORY_LARGE * of_large(at)
+    else:
+        sent = SENDING_OF_ONE[shape.split] + SENT_OF_ONE[shape.split] * of_large(at)
     return slower, stage, sent * sum(turns), START_OF_ONE
 
 
@@ -115,6 +119,8 @@ def _of_others(at: Geometry, turns: waves.Turns) -> tuple[float, float, float, f
     if shape.groups > 1 and shape.split > 1:
         slower *= ACROSS
     stage = turns.whole * _step(at, shape.groups) + turns.last * _step(at, 1)
+    if shape.by_memory:
+        return slower, stage, BY_MEMORY + BY_MEMORY_LARGE * of_large(at), START
     return slower, stage, SENDING[shape.split] + SENT[shape.split] * of_large(at), START
 
 

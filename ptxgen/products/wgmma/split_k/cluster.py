@@ -1,5 +1,5 @@
 """Sums of CTAs that share k: each takes some octets of the tile's tokens, is sent the others' sums of these, and adds
-all up in the order of ranks. CTAs that share k have one tile each.
+all up in the order of ranks. Clusters that share k have one tile each.
 
 Sums travel as they lie in registers: 16 bytes of a thread for each octet, to the same thread of the CTA that takes it.
 They lie where its ring was; so nothing is sent before every CTA of the cluster has read its own, and the cluster meets
@@ -29,13 +29,46 @@ MOST_TAKEN = 64  # sums that a thread has asked for at once
 
 
 class Exchange:
-    """Fragments `send_sums`, behind which the cluster meets, and `take_sums`; `sums`: those of this CTA's tokens."""
+    """What CTAs that share k have in common, a cluster or not: where sums lie, and how they are added up."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
         self.own = at.out_tokens // OCTET
         self.row_bytes = BYTES * 32 * at.warps  # of an octet, all threads
         self.slot_bytes = at.shape.blocks * self.own * self.row_bytes
+
+    def _offset(self, block: int, index: int) -> int:
+        return (block * self.own + index) * self.row_bytes
+
+    def _take(self, place: Reg, takes: Reg | None, space: str = "shared") -> list[RegArray]:
+        """The sums of this CTA's tokens, of all that share k; part of an open fragment."""
+        b, split = self.b, self.at.shape.split
+        taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(self.at.shape.blocks)]
+        items = [(block, index) for block in range(len(taken)) for index in range(self.own)]
+        batch = max(1, MOST_TAKEN // (VECTOR * split))
+        got = b.array("got", "f32", VECTOR * (split - 1) * min(batch, len(items)))
+        for first in range(0, len(items), batch):
+            some = items[first : first + batch]
+            parts = []  # of each item, by rank
+            for number, (block, index) in enumerate(some):
+                of_ranks = [taken[block][VECTOR * index : VECTOR * (index + 1)]]
+                begin = VECTOR * (split - 1) * number
+                of_ranks += [got[begin + VECTOR * peer : begin + VECTOR * (peer + 1)] for peer in range(split - 1)]
+                for peer, values in enumerate(of_ranks):
+                    if takes is not None:
+                        convert.clear(b, values)
+                    offset = peer * self.slot_bytes + self._offset(block, index)
+                    convert.load_words(b, values, place, offset, space=space, pred=takes)
+                parts.append(of_ranks)
+            for total, *others in parts:
+                for values in others:
+                    for value, more in zip(total, values, strict=True):
+                        b.op("add.f32", value, value, more)
+        return taken
+
+
+class ClusterExchange(Exchange):
+    """Fragments `send_sums`, behind which the cluster meets, and `take_sums`."""
 
     def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
         """Both fragments; the sums that this CTA finishes."""
@@ -66,10 +99,8 @@ class Exchange:
         if at.apart:
             with b.fragment("poll_sums", "whether the sums of this CTA's tokens have come"):
                 b.op("mbarrier.try_wait.parity.shared::cta.b64", "sums_came", self.ring.sums_bell[0], 0)
-        taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(at.shape.blocks)]
         with b.fragment("take_sums", "in the order of ranks"):
-            self._take(taken, place, tasks.takes)
-        return taken
+            return self._take(place, tasks.takes)
 
     def _rank(self, tasks: Tasks, taker: int) -> Reg | int:
         """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""
@@ -78,29 +109,3 @@ class Exchange:
         rank = convert.scratch(self.b, "their_rank", "u32")
         self.b.op("add.u32", rank, tasks.share_rank, taker * self.at.shape.share)
         return rank
-
-    def _offset(self, block: int, index: int) -> int:
-        return (block * self.own + index) * self.row_bytes
-
-    def _take(self, taken: Sequence[RegArray], place: Reg, takes: Reg | None) -> None:
-        b, split = self.b, self.at.shape.split
-        items = [(block, index) for block in range(len(taken)) for index in range(self.own)]
-        batch = max(1, MOST_TAKEN // (VECTOR * split))
-        got = b.array("got", "f32", VECTOR * (split - 1) * min(batch, len(items)))
-        for first in range(0, len(items), batch):
-            some = items[first : first + batch]
-            parts = []  # of each item, by rank
-            for number, (block, index) in enumerate(some):
-                of_ranks = [taken[block][VECTOR * index : VECTOR * (index + 1)]]
-                begin = VECTOR * (split - 1) * number
-                of_ranks += [got[begin + VECTOR * peer : begin + VECTOR * (peer + 1)] for peer in range(split - 1)]
-                for peer, values in enumerate(of_ranks):
-                    if takes is not None:
-                        convert.clear(b, values)
-                    offset = peer * self.slot_bytes + self._offset(block, index)
-                    convert.load_words(b, values, place, offset, space="shared", pred=takes)
-                parts.append(of_ranks)
-            for total, *others in parts:
-                for values in others:
-                    for value, more in zip(total, values, strict=True):
-                        b.op("add.f32", value, value, more)

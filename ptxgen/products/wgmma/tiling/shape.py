@@ -70,6 +70,7 @@ BY_CHUNKS = {("exact", False, 64): ("q8_0",)}
 ALONE_BY_ROW = {
     ("exact", False, 64): ("q5_0", "int4_g32"), ("exact", True, 32): ("q8_0",), ("fast", True, 64): ("q4_k", "q5_k"),
 }  # fmt: skip
+MOST_BY_MEMORY = 8  # CTAs that share k by memory
 SLICES = 2  # warpgroups that share k
 MOST_GROUPS = 3  # warpgroups of a CTA; with more, threads have too few registers to read or multiply much at once
 MOST_HELD = 108  # other registers that leave room for fragments of four chunks, twice, with two CTAs a multiprocessor
@@ -81,7 +82,7 @@ class Shape:
     between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
     `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all; `slices`: warpgroups that
     have the same rows, of which each multiplies its part of a stage's tiles; `last`: tiles of rows, behind the whole
-    ones, of one warpgroup (`mainloop/skipped_tiles.py`)."""
+    ones, of one warpgroup (`mainloop/skipped_tiles.py`); `by_memory`: CTAs that share k are no cluster."""
 
     groups: int
     blocks: int
@@ -93,6 +94,7 @@ class Shape:
     share: int = 1
     slices: int = 1
     last: int = 0
+    by_memory: bool = False
 
     @property
     def rows(self) -> int:
@@ -116,12 +118,15 @@ class Shape:
 
     @property
     def most_clusters(self) -> int:
-        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles."""
-        return max(1, PROCESSORS * self.resident // self.share)
+        """Clusters of a launch at most, as reckoned from multiprocessors; each goes on to further tiles. CTAs that
+        share k by memory count as one."""
+        return max(1, PROCESSORS * self.resident // (self.share * (self.split if self.by_memory else 1)))
 
     @property
     def places(self) -> int:
-        """Clusters that there is room for at once, as measured."""
+        """Clusters that there is room for at once, as measured; the same of CTAs that share k by memory."""
+        if self.by_memory:
+            return self.most_clusters
         return CLUSTERS[self.split * self.share] * self.resident
 
 
@@ -157,12 +162,13 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     # where there are CTAs for it; of weights that are converted it was not measured
     many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
     if spec.by_row:  # else a deeper ring is faster
-        many = row_tiles > CLUSTERS[split]
+        many = row_tiles > (PROCESSORS // split if spec.by_memory else CLUSTERS[split])
     fits = tokens <= MOST_BESIDE and tokens * blocks <= (MOST_SHORT_BESIDE if spec.promotes else MOST_SUMS_BESIDE)
     what = (spec.precision, spec.gated, tokens)
     if spec.by_row:
         fits &= spec.weights not in ALONE_BY_ROW.get(what, ())
-    beside = groups == spec.slices == 1 and fits and many and not (few and spec.stream) and not spec.carried
+    apart = spec.carried or spec.by_memory or (few and spec.stream)
+    beside = groups == spec.slices == 1 and fits and many and not apart
     if beside and spec.by_row and spec.weights in BY_CHUNKS.get(what, ()):
         part = 1
     if not beside and spec.slices == 1 and blocks == parts and spec.precision == "fast" and spec.straight:
@@ -171,7 +177,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
         if least <= row_tiles * split <= most:
             tiles, part = 2, 4
     tiles = max(tiles, spec.slices)
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share, spec.slices, spec.last_tiles)
+    resident, last = 2 if beside else 1, spec.last_tiles
+    return Shape(groups, blocks, tiles, part, split, 16, resident, share, spec.slices, last, spec.by_memory)
 
 
 def tile_by_row(spec: PackedProduct) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""Sums of CTAs that share k and are no cluster: as in `cluster.py` each takes some octets of the tile's tokens and adds
+up what the others have of these in the order of ranks, but finds it in global memory.
+
+A warp's sums go to the same warp of the CTA that takes them. A counter of each warp says how many of those that share
+k have left theirs; who takes no tokens waits for all, too. All CTAs of the launch are resident (`Launch.together`), so
+those that are waited for are running.
+
+Places and counters of even and of odd tiles take turns. A warp that leaves sums of a tile has seen all come to the tile
+before; they had taken those of the tile before that one by then, and it may leave the next in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.idioms import convert
+from ptxgen.idioms.polls import Polls
+from ptxgen.products.wgmma.split_k.cluster import BYTES, VECTOR, Exchange
+from ptxgen.products.wgmma.tasks import Tasks
+
+TURNS = 2  # of places: even tiles, and odd ones
+
+
+class MemoryExchange(Exchange):
+    """Fragments `send_sums`, `poll_sums` and `take_sums`."""
+
+    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
+        """All fragments; the sums that this CTA finishes."""
+        b, at, rank = self.b, self.at, tasks.split_rank
+        assert rank is not None
+        assert tasks.turn is not None
+        split, takers = at.shape.split, at.takers
+        with b.fragment("send_sums", "to each CTA its tokens' sums, in global memory"):
+            group = b.op("mad.lo.u32", "sharing_group", tasks.turn, at.most_turns, tasks.cluster)
+            place = b.ld_param("partial_sums", into="sums_place")
+            b.op("mad.wide.u32", place, tasks.thread, BYTES, place)
+            b.op("mad.wide.u32", place, group, takers * split * self.slot_bytes, place)
+            own = b.op("mad.wide.u32", "own_slot", rank, self.slot_bytes, place)
+            for taker in range(takers):
+                for index in range(self.own):
+                    for block, values in enumerate(sums):
+                        begin = VECTOR * (taker * self.own + index)
+                        offset = taker * split * self.slot_bytes + self._offset(block, index)
+                        convert.store_words(b, own, values[begin : begin + VECTOR], offset)
+            b.op("mad.wide.u32", place, rank, split * self.slot_bytes, place)
+            counter = b.ld_param("given", into="counter")
+            b.op("mad.wide.u32", counter, tasks.warp, 4, counter)
+            b.op("mad.wide.u32", counter, group, 4 * split * at.warps, counter)
+            theirs = b.op("mad.wide.u32", "their_counter", tasks.lane, 4 * at.warps, counter)
+            b.op("mad.wide.u32", counter, rank, 4 * at.warps, counter)
+            tells = b.op("setp.lt.u32", "tells", tasks.lane, split)
+            b.op("bar.warp.sync", -1)
+            b.op("red.release.gpu.global.add.u32", theirs[0], 1, pred=tells)
+            polls = Polls(b)
+            polls.allow()
+        with b.fragment("poll_sums", "whether all have come that share k"):
+            there = b.op("ld.acquire.gpu.global.u32", "came", counter[0])
+            b.op("setp.eq.u32", "sums_came", there, split)
+            polls.count()
+        with b.fragment("take_sums", "in the order of ranks"):
+            taken = self._take(place, tasks.takes, "global")
+            b.note("as the tile after next, or the next launch, finds it")
+            resets = b.op("setp.eq.u32", "resets", tasks.lane, 0)
+            b.op("bar.warp.sync", -1)
+            b.op("st.relaxed.gpu.global.u32", counter[0], 0, pred=resets)
+        return taken
