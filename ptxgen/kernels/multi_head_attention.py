@@ -97,12 +97,14 @@ class MultiHeadAttention(KernelType):
     32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
     its scale, and multiplied with the e4m3 keys directly: for random queries a row of the output is off by some 3 % in
     the 2-norm. Where max_len is given, without pages and rings, probabilities are e5m2, too, and meet the e4m3 values,
-    which are first written by element to a workspace as large as V (max_len keys, of a batch for each sequence): a row
-    is off by some 6 %, with large queries 8 %, and lse by some 0.02, where one key has most of the weight by up to 0.4.
-    Tensor cores then add up 1024 keys at most, and sums in f32 take these. With a head_dim above 128 there are no such
-    sums: with 4096 keys a row is off by some 8 %, and lse by 0.04 in the mean. Each launch writes all values that some
-    token sees, even for few tokens. Without a max_len, and with one above 4096 where there is a window or a head_dim
-    above 128, values become 16-bit ones instead.
+    which are first written by element to a workspace: n_kv_heads · max_len · head_dim bytes, of a batch for each
+    sequence (head_dim 32 twice that, above 128 a third more). Each launch writes the values that some token sees, even
+    for few tokens; with a window these are few, but the workspace is as large. A row is off by some 6 %, with large
+    queries 8 %, and lse by some 0.02, where one key has most of the weight by up to 0.4. Tensor cores then add up 1024
+    keys at most, and sums in f32 take these. With a head_dim above 128 there are no such sums: with 4096 keys a row is
+    off by some 8 % (2 % in place of 0.4 where values have a mean of half their deviation), and lse by 0.04 in the mean,
+    as measured with a head_dim of 64 to 128. Without a max_len, and with a head_dim above 128 where a row may see more
+    than 4096 keys, values become 16-bit ones instead.
     `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are
     converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
     tokens (`fastest` decides); the output is that of such a cache.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.attention.prefill.wgmma import tile as tiles
-from ptxgen.attention.prefill.wgmma.tile import MOST_ALONE, MOST_WIDE, MOST_WINDOWED, promotes, wgmma_tile
+from ptxgen.attention.prefill.wgmma.tile import MOST_ALONE, MOST_WIDE, promotes, sums_are_long, wgmma_tile
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
@@ -29,8 +30,8 @@ RUN = MOST_ALONE  # keys of a sum of tensor cores
 SHORT: dict[str, Any] = {**E4M3, "fp8": True, "max_len": RUN}
 LONG = {**SHORT, "max_len": RUN + 8}
 RUNS = {**SHORT, "n_heads": 2, "n_kv_heads": 1, "max_len": 3 * RUN + 8}
-WINDOWED = {"window": RUN + 300, "max_len": MOST_WINDOWED}
-ONE_AND_MORE = RUN + 300  # keys of a whole run, behind part of one with three tiles
+WINDOWED = {"window": RUN + 300, "max_len": 8 * RUN}
+ONE_AND_MORE = RUN + 300  # keys of two sums: 7 and 4 tiles of 128, as the first run of tiles ends one early
 TWO_AND_MORE = ONE_AND_MORE + RUN
 MORE = 8  # positions of the longer cache
 ROUNDING = 2e-3  # of outputs in bf16, whose sums differ in last bits
@@ -166,6 +167,17 @@ def test_tokens_of_several_tiles_of_rows(fields: dict[str, Any]) -> None:
         attend(mode, sizes, head_dim=64, **{**RUNS, **fields})
 
 
+@pytest.mark.parametrize(("head_dim", "window", "kv_len"), [(64, RUN + 76, 2 * RUN + 552), (96, RUN + 276, 3900)])
+def test_windows_that_begin_behind_many_tiles(head_dim: int, window: int, kv_len: int) -> None:
+    """Against float64; a row has more than one sum behind the keys that it does not see."""
+    fields = {**RUNS, **WINDOWED, "window": window}
+    attend("fast", {"n_tokens": 5, "kv_len": kv_len}, head_dim=head_dim, **fields)
+    one = spec(head_dim=head_dim, batched=True, **fields)
+    given = batch([(2, kv_len), (0, 0), (5, kv_len - 700)], one)
+    sizes = given.pop("sizes")
+    trial(one, open_device("cpu", mode="random"), target=TARGET, arguments=given, **sizes).require()
+
+
 @pytest.mark.parametrize(
     ("head_dim", "given", "old", "new"),
     [
@@ -219,19 +231,21 @@ def test_waits_that_matter(head_dim: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mean", [0.0, 0.5])
 @pytest.mark.parametrize("fields", [{}, {"window": 3000}], ids=str)
-@pytest.mark.parametrize("kv_len", [1024, 4096, 16384])
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "kv_len"), [*product((64, 96, 128), (1024, 4096, 16384)), (160, 1024), (160, 4096)]
+)
 def test_many_keys_on_a_gpu(gpu: Device, head_dim: int, kv_len: int, fields: dict[str, Any], mean: float) -> None:
     """The last rows, beside rounded queries. Probabilities in e5m2 make an error of 0.055 to 0.057; where values have a
     mean it is smaller, 0.0066 with 1024 keys and 0.0037 with 4096, as errors cancel. One sum of tensor cores makes
-    0.072 and 0.020 of 4096 keys, and takes 0.042 from `lse`; of 1024 keys 0.003."""
-    if fields and kv_len > MOST_WINDOWED:
-        pytest.skip("values of a window are not written by element")
+    0.072 and 0.020 of 4096 keys, and takes 0.042 from `lse`; of 1024 keys 0.003. These are of heads of 64 to 128, and
+    of sums in f32 every 512 keys; heads of 160 have one sum, whose errors should be the same."""
     one = spec(head_dim=head_dim, n_heads=2, n_kv_heads=1, **{**SHORT, "max_len": kv_len, **fields})
     given = one.example(np.random.default_rng(1), n_tokens=64)
     given["v"] = (given["v"].astype(np.float32) + mean).astype(given["v"].dtype)
-    made = trial(one, gpu, target=TARGET, arguments=given, limit=0.008 if mean else 0.064, n_tokens=64).require()
-    assert abs(np.mean(made.outputs["lse"] - one.reference(**given)["lse"])) < 0.006
+    alone = sums_are_long(one.prefill) and not promotes(one.prefill)
+    limit = (0.025 if mean else 0.085) if alone else (0.008 if mean else 0.064)
+    made = trial(one, gpu, target=TARGET, arguments=given, limit=limit, n_tokens=64).require()
+    assert abs(np.mean(made.outputs["lse"] - one.reference(**given)["lse"])) < (0.05 if alone else 0.006)
 
 
 @pytest.mark.gpu
@@ -272,8 +286,8 @@ def test_places_of_sums(head_dim: int) -> None:
         ({"max_len": 1 << 20, "batched": True}, True),
         ({"window": MOST_ALONE}, False),
         ({"window": MOST_ALONE + 1}, True),
-        ({"max_len": MOST_WINDOWED, "window": 1 << 20}, True),
-        ({"max_len": MOST_WINDOWED + 1, "window": 1 << 20}, False),
+        ({"max_len": 1 << 20, "window": MOST_ALONE}, False),
+        ({"max_len": 1 << 20, "window": MOST_ALONE + 1}, True),
         ({"head_dim": 160}, False),
     ],
     ids=str,
@@ -292,11 +306,13 @@ def test_where_sums_are_in_f32(fields: dict[str, Any], promoted: bool) -> None:
         ({"head_dim": 160, "window": MOST_ALONE}, 0.07),
         ({"head_dim": 160, "max_len": MOST_WIDE}, 0.09),
         ({"head_dim": 160, "max_len": MOST_WIDE + 1}, None),
+        ({"head_dim": 160, "max_len": 1 << 20, "window": MOST_WIDE}, 0.09),
+        ({"head_dim": 160, "max_len": 1 << 20, "window": MOST_WIDE + 1}, None),
     ],
     ids=str,
 )
 def test_error_limits(fields: dict[str, Any], limit: float | None) -> None:
-    """Wide rows have all keys in one sum, up to the max_len from which on values become 16-bit ones."""
+    """Wide rows have all keys in one sum; where they may see too many for that, values become 16-bit ones."""
     assert spec(**{**LONG, **fields}).error_limit == limit
 
 

@@ -9,24 +9,19 @@ import pytest
 
 from ptxgen import ExecutionError, generate
 from ptxgen.attention.prefill.wgmma.consumer.softmax_e5m2 import BELOW, ONE, STEPS, TOP
-from ptxgen.attention.prefill.wgmma.tile import (
-    MOST_WIDE,
-    MOST_WINDOWED,
-    SWIZZLED_ROW,
-    WIDEST_PROMOTED,
-    turns,
-    wgmma_tile,
-)
+from ptxgen.attention.prefill.wgmma.tile import MOST_WIDE, SWIZZLED_ROW, WIDEST_PROMOTED, turns, wgmma_tile
 from ptxgen.attention.prefill.wgmma.workspace.transposed_values import GROUP, KEYS_IN_ORDER, Lanes
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target as parse_target
 from tests.attention.test_prefill_8_bits import E4M3, TARGET, attend, batch, spec
 from tests.attention.test_prefill_wgmma import few_ctas
 from tests.support.sweep import drawn
 from tests.tools.mutations import deletions
 
 FP8: dict[str, Any] = {**E4M3, "fp8": True}
+UNWRITTEN = 0x55
 
 
 @pytest.mark.parametrize(
@@ -145,10 +140,10 @@ def test_bits_that_are_made_of_scores() -> None:
         ({"max_len": 1 << 20}, True),
         ({"max_len": MOST_WIDE, "head_dim": 160}, True),
         ({"max_len": MOST_WIDE + 1, "head_dim": 160}, False),
-        ({"max_len": min(MOST_WIDE, MOST_WINDOWED), "head_dim": 160, "window": 1000}, True),
-        ({"max_len": MOST_WINDOWED, "window": 1000}, True),
-        ({"max_len": MOST_WINDOWED + 1, "window": 1000}, False),
-        ({"max_len": MOST_WINDOWED + 1, "window": MOST_WINDOWED + 1}, False),
+        ({"max_len": 1 << 20, "head_dim": 160, "window": MOST_WIDE}, True),
+        ({"max_len": 1 << 20, "head_dim": 160, "window": MOST_WIDE + 1}, False),
+        ({"max_len": 1 << 20, "window": 1000}, True),
+        ({"max_len": 1 << 20, "window": 1 << 19, "batched": True}, True),
         ({}, False),
         ({"max_len": 200, "batched": True}, True),
         ({"max_len": 200, "batched": True, "page_size": 16}, False),
@@ -158,7 +153,7 @@ def test_bits_that_are_made_of_scores() -> None:
     ids=str,
 )
 def test_where_values_lie_by_element(fields: dict[str, Any], turned: bool) -> None:
-    """Not of pages and rings, and of longer caches where neither rows are wide nor a window is given."""
+    """Not of pages and rings, nor of wide rows that may see many keys."""
     one = spec(**{**FP8, **fields})
     assert turns(one.prefill) is turned
     assert ("turned_v" in [p.name for p in one.params()]) is turned
@@ -177,6 +172,26 @@ def test_the_workspace_of_values(fields: dict[str, Any], sizes: dict[str, int], 
     one: MultiHeadAttention = spec(**FP8, **fields)
     [turned] = [p for p in one.params() if p.name == "turned_v"]
     assert turned.nbytes({**one.sizes, **sizes}) == nbytes
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("window", "tiles"), [(0, 8), (128 * 3 - 4, 3), (128 * 3 - 3, 4)])
+def test_values_that_no_token_sees_are_not_written(batched: bool, window: int, tiles: int) -> None:
+    """Of 8 tiles of 128 keys those from a window's first key on; the workspace has room for max_len keys."""
+    one = spec(head_dim=64, max_len=6000, window=window, batched=batched, **FP8)
+    given = batch([(5, 1024)], one) if batched else {}
+    sizes = {**one.sizes, **given.pop("sizes", {"n_tokens": 5, "kv_len": 1024})}
+    given = given or one.example(np.random.default_rng(2), **sizes)
+    given |= {p.name: np.zeros(p.nbytes(sizes), np.uint8) for p in one.params() if p.access == "workspace"}
+    given["turned_v"][:] = UNWRITTEN
+    device = open_device("cpu")
+    held: dict[str, Any] = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
+    launch = one.launch(parse_target(TARGET))
+    entry = device.module(generate(one, TARGET).text)[one.kernel_name]
+    entry.launch(grid=2, block=launch.block, args=[held[p.name] for p in one.params()], shared=launch.shared)
+    written = held["turned_v"].numpy().reshape(one.n_kv_heads, -1, 64 * SWIZZLED_ROW) != UNWRITTEN
+    for head in written:
+        assert [bool(tile.any()) for tile in head] == [8 - tiles <= n < 8 for n in range(len(head))]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
 MOST_ALONE = 1024  # keys whose products in 8 bits tensor cores add up alone, with some 14 bits; then sums in f32 do
 WIDEST_PROMOTED = 128  # the largest head_dim with room for such sums
-MOST_WIDE = 4096  # the largest max_len at which wider rows have all keys in one sum, which then loses 4 %
-MOST_WINDOWED = 4096  # the largest max_len at which all values are written by element for the few that a window sees
+MOST_WIDE = 4096  # keys that wider rows may have in one sum, which then loses 4 %
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -292,20 +291,22 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
 def turns(prefill: Prefill) -> bool:
     """Whether V becomes an array by element in memory first: wgmma multiplies e4m3 values along rows alone. Pages and
     rings keep their values by key: an array of all that they may hold would be larger than they are. So do caches
-    without a max_len. With a window all of V would be written for the few keys of it. Wide rows have no room for sums
-    in f32."""
+    without a max_len. Wide rows have no room for sums in f32, so they do where they may see too many keys for one."""
     cache = prefill.attention.cache
     if not prefill.fp8 or not cache.max_len or cache.page_size or cache.ring:
         return False
-    if prefill.attention.variant.window and cache.max_len > MOST_WINDOWED:
-        return False
-    return prefill.dim <= WIDEST_PROMOTED or cache.max_len <= MOST_WIDE
+    return prefill.dim <= WIDEST_PROMOTED or _most_seen(prefill) <= MOST_WIDE
+
+
+def _most_seen(prefill: Prefill) -> int:
+    """Keys of a cache with a max_len that a row may see."""
+    max_len = prefill.attention.cache.max_len
+    return min(max_len, prefill.attention.variant.window or max_len)
 
 
 def sums_are_long(prefill: Prefill) -> bool:
     """Whether a row may see more keys than tensor cores should add up alone."""
-    cache, window = prefill.attention.cache, prefill.attention.variant.window
-    return turns(prefill) and min(cache.max_len, window or cache.max_len) > MOST_ALONE
+    return turns(prefill) and _most_seen(prefill) > MOST_ALONE
 
 
 def promotes(prefill: Prefill) -> bool:

@@ -54,7 +54,9 @@ LARGEST_PIECE = 128  # tokens of one product with short sums
 # Registers of a thread that copies and of one that multiplies, after the copying warpgroup has given up some of its
 # own; by the number of warpgroups that multiply. At the start all threads have 168, 128 or 96.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-CARRIED_REGISTERS = (72, 216)  # the same, if two warps beside the copying one store results
+# The same, if two warps beside the copying one store results. On an H200 (64, 216) took 0 to 0.6 % less time than
+# (48, 224) in six products; (72, 216) was not timed. It spills nothing, where these spilled 4 and 16 bytes of some.
+CARRIED_REGISTERS = (72, 216)
 FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the tile is crowded
 FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
 PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
@@ -127,8 +129,10 @@ def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fact
 
 def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for 256 sums of a row of two warpgroups and an activation whose results have 16
-    bits: of weights in 16 bits, one matrix, and of gate and up in e4m3. ptxas spilled 4 to 60 bytes of some; finding
-    anew what a tile needs takes the others 1.7 % less time to 1.3 % more."""
+    bits: of weights in 16 bits, one matrix, and of gate and up in e4m3. ptxas spilled 4 to 60 bytes of some. Finding
+    anew what a tile needs was timed in eight products on an H200. Of those that spilled, silu in bf16 (28 bytes) takes
+    1.3 % more, gelu_tanh and gate and up with scales of rows 0.1 % less; of those that did not, gelu and relu2 in bf16
+    and three of gate and up take 1.7 % less to 0.7 % more."""
     whole = shape.split == 1 and not spec.stream
     if not (whole and spec.activation and stores_halves(spec)):
         return False
@@ -143,8 +147,11 @@ def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for sums and for weights that are being converted. Without this rule ptxas spilled
     4 to 60 bytes in these cases: two warpgroups with `stream`; three warpgroups, whose threads have 128 registers each;
     one warpgroup with exact gate and up in int4_g128 and a split k. Without `stream`, `_activated` lists what spilled
-    of two with an activation of one matrix. What does not spill of three is taken along: with it q4_k takes 3 % longer,
-    other formats 2 % less to 1 % more, and 5 to 15 % less with a residual."""
+    of two with an activation of one matrix. What does not spill of three is taken along. On an H200 that was timed of
+    512 tokens by 6144 × 4096 in tiles of 192 rows by 128 tokens, `fast`, with results in f32: plain q4_k takes 3 %
+    longer, seven other formats 2 % less to 1 % more; with share=2 q8_0 and int4_g128 1 % less; with a residual q8_0 15
+    and int4_g128 5 % less. What spilled takes 1 to 2 % longer (q5_k; q4_k with share=2), q4_k with a residual 7 % less.
+    Activations, biases, packed results and `exact` were not timed."""
     if not spec.converts:
         return False
     how = (spec.precision, shape.groups)
@@ -159,8 +166,9 @@ def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 
 def _activated(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
-    """Whether ptxas spilled of two warpgroups with an activation of one matrix. Others take 7 % less time to 9 % more
-    with few registers, by the format."""
+    """Whether ptxas spilled of two warpgroups with an activation of one matrix. Of what did not spill, silu in tiles of
+    256 rows by 128 tokens was timed with few registers: q4_k took 9 % and int4_g128 6 % longer, q8_0 7 % less. So q8_0
+    would gain by the rule; one product was timed, 512 tokens by 14336 × 4096."""
     if shape.blocks > 1:
         return spec.activation == "gelu_tanh" and stores_halves(spec) and spec.weights in SCARCE_TALL
     if tokens == MOST_SUMS[2]:
