@@ -243,7 +243,7 @@ def test_many_keys_on_a_gpu(gpu: Device, head_dim: int, kv_len: int, fields: dic
     given = one.example(np.random.default_rng(1), n_tokens=64)
     given["v"] = (given["v"].astype(np.float32) + mean).astype(given["v"].dtype)
     alone = sums_are_long(one.prefill) and not promotes(one.prefill)
-    limit = (0.025 if mean else 0.085) if alone else (0.008 if mean else 0.064)
+    limit = (0.025 if mean else 0.085) if alone else (0.009 if mean else 0.064)
     made = trial(one, gpu, target=TARGET, arguments=given, limit=limit, n_tokens=64).require()
     assert abs(np.mean(made.outputs["lse"] - one.reference(**given)["lse"])) < (0.05 if alone else 0.006)
 

@@ -25,7 +25,7 @@ ROUNDED = 3e-2  # of logits, relative, where tokens are rounded to bf16 before e
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Where small matrices take them, too."""
     monkeypatch.setattr(choice, "FEWEST_BY_MEMORY", 2)
-    monkeypatch.setattr(choice, "RATHER_CLUSTERS", 0.1)
+    monkeypatch.setattr(choice, "RATHER_OTHERS", 0.1)
     product_inputs._fastest.cache_clear()
     yield open_device(request.param)
     product_inputs._fastest.cache_clear()

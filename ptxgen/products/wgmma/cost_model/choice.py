@@ -62,7 +62,8 @@ LONE_CONVERTING = 1.1  # and how much longer they take where `LONE_PAIR` holds
 READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
-RATHER_CLUSTERS = 1.01  # how many more cycles a cluster may take that shares k, to be taken rather than memory
+ROWS_OF_THREE = 64  # of a CTA where three share k: with two warpgroups clusters of three are slower than counted
+RATHER_OTHERS = 1.01  # how many more cycles a tile may take, to be taken rather than one that shares k by memory
 LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
@@ -175,7 +176,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
             ways = []
             for split, share in product(given.get("split", SPLITS_OF_ONE), given.get("share", shares)):
                 most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
-                apart = split > 1 and (ctas > most or share > 1)
+                apart = split > 1 and (ctas > most or share > 1 or (split == 3 and tile != ROWS_OF_THREE))
                 small = share > 1 and tile * tokens < LEAST_SHARED
                 if (apart and "split" not in given) or (small and "share" not in given):
                     continue
@@ -270,7 +271,7 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 
 def _counted(spec: PackedProduct, rows: int) -> float:
     """Cycles by which candidates are compared."""
-    return cycles(spec, rows) * (RATHER_CLUSTERS if spec.by_memory else 1)
+    return cycles(spec, rows) * (RATHER_OTHERS if spec.by_memory else 1)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
