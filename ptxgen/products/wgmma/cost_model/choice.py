@@ -167,33 +167,40 @@ def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P
 def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
     """Those of many tokens by one matrix, whose results are rows."""
     table = OF_ONE_MATRIX if _plain(fields) else weights_converted.TRIED
-    given = {name: (fields[name],) for name in ("tokens", "tile_rows", "split", "share") if name in fields}
+    given: dict[str, tuple[int, ...]] = {name: (fields[name],) for name in TILE[:4] if name in fields}
     for tokens in given.get("tokens", table):
         tile_rows, shares = table.get(tokens, OF_FEW)
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             each = {"tokens": tokens, "tile_rows": tile}
-            ways = []
-            for split, share in product(given.get("split", SPLITS_OF_ONE), given.get("share", shares)):
+            ways = _by_memory(fields, given, ctas)
+            splits = () if fields.get("by_memory") else given.get("split", SPLITS_OF_ONE)
+            for split, share in product(splits, given.get("share", shares)):
                 most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
                 apart = split > 1 and (ctas > most or share > 1 or (split == 3 and tile != ROWS_OF_THREE))
                 small = share > 1 and tile * tokens < LEAST_SHARED
                 if (apart and "split" not in given) or (small and "share" not in given):
                     continue
                 ways.append({"split": split, "share": share})
-            if fields.get("by_memory"):
-                ways = []
-            if _plain(fields) and fields.get("by_memory", True) and (fields.get("share") or 1) == 1:
-                most = min(MOST_BY_MEMORY, PROCESSORS // ctas, fields["k"] // (LEAST_OF_K * COLUMNS))
-                (split,) = given.get("split", (most,))
-                enough = "split" in given or ctas * split >= FEWEST_BY_MEMORY
-                if split > 1 and enough and ("by_memory" in fields or not given.keys() & {"split", "share"}):
-                    ways.append({"split": split, "share": 1, "by_memory": True})
             for way in ways:
                 try:
                     yield kernel(**fields | each | way)
                 except SpecError:
                     continue
+
+
+def _by_memory(fields: dict[str, Any], given: dict[str, tuple[int, ...]], ctas: int) -> list[dict[str, Any]]:
+    """How CTAs share k by memory of so many tiles, which was measured of weights of 16 bits: one way, or none."""
+    wanted = fields.get("by_memory")
+    if not _plain(fields) or wanted is False or (fields.get("share") or 1) > 1:
+        return []
+    if not wanted and given.keys() & {"split", "share"}:
+        return []
+    most = min(MOST_BY_MEMORY, PROCESSORS // ctas, fields["k"] // (LEAST_OF_K * COLUMNS))
+    (split,) = given.get("split", (most,))
+    if split < 2 or ("split" not in given and ctas * split < FEWEST_BY_MEMORY):
+        return []
+    return [{"split": split, "share": 1, "by_memory": True}]
 
 
 def _tabled(spec: P, fields: dict[str, Any]) -> P:
