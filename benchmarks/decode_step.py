@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.report.schedule import Task, work_off
-from benchmarks.steps.our_steps import DEPTHS, FIRST, MORE, Ours, case_of, chosen, impls
+from benchmarks.steps.our_steps import DEPTHS, FIRST, MORE, Ours, Quiet, case_of, chosen, impls
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp
@@ -46,10 +46,7 @@ ROLES = {
 
 
 # the others -----------------------------------------------------------------------------------------------------------
-def llama_single(
-    run: Run, llama: LlamaCpp, quiet: Callable[[], AbstractContextManager[None]], name: str, depths: Sequence[int],
-    ends: float,
-) -> None:  # fmt: skip
+def llama_single(run: Run, llama: LlamaCpp, quiet: Quiet, name: str, depths: Sequence[int], ends: float) -> None:
     """llama-bench's tokens one by one."""
     with quiet():
         found = llama.bench(llama.file(name), ends - time.monotonic(), prompt=0, tokens=64, depths=depths)
@@ -61,9 +58,8 @@ def llama_single(
 
 
 def llama_batches(
-    run: Run, llama: LlamaCpp, quiet: Callable[[], AbstractContextManager[None]], name: str, batches: Sequence[int],
-    depths: Sequence[int], ends: float,
-) -> None:  # fmt: skip
+    run: Run, llama: LlamaCpp, quiet: Quiet, name: str, batches: Sequence[int], depths: Sequence[int], ends: float
+) -> None:
     """llama-batched-bench's steps."""
     left = ends - time.monotonic()
     with quiet():
@@ -74,9 +70,7 @@ def llama_batches(
         print(run.add(case, "llama.cpp", us=us, tokens_s=row["pl"] * 1e6 / us), flush=True)
 
 
-def transformers_step(
-    run: Run, made: Transformers, quiet: Callable[[], AbstractContextManager[None]], name: str, batch: int, depth: int
-) -> None:
+def transformers_step(run: Run, made: Transformers, quiet: Quiet, name: str, batch: int, depth: int) -> None:
     """A step of transformers'."""
     with quiet():
         row = made.measure((batch, depth))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.model.batch import Batch
 
 Case = dict[str, Any]
+Quiet = Callable[[], AbstractContextManager[None]]  # a context in which nothing else runs
 FIRST = (
     ("tinyllama-1.1b", "q4_k_m"), ("qwen2.5-1.5b", "q4_k_m"), ("llama-3-8b", "q4_k_m"), ("llama-3.2-1b", "bf16"),
     ("qwen2.5-1.5b", "bf16"), ("llama-3-8b", "bf16"),
@@ -38,12 +39,12 @@ FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 
 
 class Ours:
-    """Models on a device, each opened once, and their rows. `quiet`: a context in which nothing else runs, for what is
-    timed. `floors`: the read of some sizes, once measured."""
+    """Models on a device, each opened once, and their rows. `quiet`: for what is timed.
+    `floors`: the read of some sizes, once measured."""
 
     def __init__(
         self, run: Run, ops: Run, device: Device, models: Mapping[str, Mapping[str, Any]] = MODELS,
-        max_len: int = MAX_LEN, steps: int = STEPS, quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
+        max_len: int = MAX_LEN, steps: int = STEPS, quiet: Quiet = nullcontext,
     ) -> None:  # fmt: skip
         self.run, self.ops, self.device, self.models = run, ops, device, models
         self.max_len, self.steps, self.quiet = max_len, steps, quiet

@@ -243,14 +243,14 @@ class PackedGemm(PackedProduct):
         at = Geometry.of(self)
         tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
         split, share = at.shape.split, at.shape.share
-        grid = f"{tiles} * {split}" if at.in_cluster else f"min({tiles}, {at.most_turns})"
+        grid = f"{tiles} * {split}" if at.shape.in_cluster else f"min({tiles}, {at.most_turns})"
         if self.by_memory:
             grid = f"{grid} * {split}"
         if self.stream:
             grid = f"{at.most_turns}"
         if share > 1:
             grid = f"{grid} * {share}"
-        block, cluster = (at.threads, 1, 1), (split * share if at.in_cluster else share, 1, 1)
+        block, cluster = (at.threads, 1, 1), (split * share if at.shape.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
         together = self.stream or self.by_memory
         return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=together)
@@ -298,8 +298,8 @@ class PackedGemm(PackedProduct):
         if at.shape.slices > 1:
             sums = Slices(b, at, ring).build(tasks, sums)
         elif at.shape.split > 1:
-            exchange = MemoryExchange if self.by_memory else ClusterExchange
-            sums = exchange(b, self, at, ring).build(tasks, sums)
+            exchange = MemoryExchange(b, at) if self.by_memory else ClusterExchange(b, at, ring)
+            sums = exchange.build(tasks, sums)
         if self.norm:
             roots = Roots(b, self, at)
             roots.build(tasks)
@@ -310,7 +310,7 @@ class PackedGemm(PackedProduct):
         else:
             results_of(b, self, at, ring, sums).build(tasks)
         b.expose(
-            geometry=at, in_cluster=at.in_cluster, shares_tokens=at.shape.share > 1, counts_first=counts_first,
+            geometry=at, in_cluster=at.shape.in_cluster, shares_tokens=at.shape.share > 1, counts_first=counts_first,
             finds_tile=not at.carried or self.bias or at.shape.last, others=_others(at), passing=tasks.passes,
         )  # fmt: skip
 

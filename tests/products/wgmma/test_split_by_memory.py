@@ -68,7 +68,7 @@ def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_it_adds_up_what_ctas_share(mode: str, rows: int, fields: dict[str, Any], few_processors: None) -> None:
     spec = PackedGemm(**{"n": 200, "k": 512, **BY_MEMORY, **fields})
-    assert not Geometry.of(spec).in_cluster
+    assert not Geometry.of(spec).shape.in_cluster
     tried(spec, mode, rows, None)
 
 

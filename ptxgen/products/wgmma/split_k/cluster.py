@@ -10,7 +10,6 @@ takes them (PTX ISA: st.async), and all that is waited for before is that every 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
@@ -18,9 +17,6 @@ from ptxgen.idioms import convert
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.products.wgmma.tiling.geometry import OCTET, Geometry
-
-if TYPE_CHECKING:
-    from ptxgen.products.wgmma.product import PackedProduct
 
 VECTOR = 4  # sums that a lane has of an octet
 BYTES = 4 * VECTOR
@@ -31,8 +27,8 @@ MOST_TAKEN = 64  # sums that a thread has asked for at once
 class Exchange:
     """What CTAs that share k have in common, a cluster or not: where sums lie, and how they are added up."""
 
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
-        self.b, self.spec, self.at, self.ring = b, spec, at, ring
+    def __init__(self, b: Builder, at: Geometry) -> None:
+        self.b, self.at = b, at
         self.own = at.out_tokens // OCTET
         self.row_bytes = BYTES * 32 * at.warps  # of an octet, all threads
         self.slot_bytes = at.shape.blocks * self.own * self.row_bytes
@@ -69,6 +65,10 @@ class Exchange:
 
 class ClusterExchange(Exchange):
     """Fragments `send_sums`, behind which the cluster meets, and `take_sums`."""
+
+    def __init__(self, b: Builder, at: Geometry, ring: Ring) -> None:
+        super().__init__(b, at)
+        self.ring = ring
 
     def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
         """Both fragments; the sums that this CTA finishes."""

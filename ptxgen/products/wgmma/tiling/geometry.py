@@ -119,7 +119,7 @@ class Geometry:
             out_tokens = share_of_tokens(tokens, shape.split * shape.slices)
             together, results = _results(spec, out_tokens, shape, records)
             # that a CTA is sent, where the ring was
-            sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.split > 1 and not shape.by_memory else 0
+            sums = 4 * shape.split * out_tokens * records * TILE_ROWS if shape.in_cluster else 0
             pipelined = registers.pipelined(spec, tokens, shape)
             factored = pipelined and spec.by_block
             beside = scales + (tokens + FACTOR_BYTES if factored else 0)
@@ -281,12 +281,7 @@ class Geometry:
     @property
     def one_tile(self) -> bool:
         """Whether no CTA goes on to a second tile: clusters that share k are as many as there are tiles for."""
-        return self.in_cluster
-
-    @property
-    def in_cluster(self) -> bool:
-        """Whether the CTAs that share k are a cluster."""
-        return self.shape.split > 1 and not self.shape.by_memory
+        return self.shape.in_cluster
 
     @property
     def out_tokens(self) -> int:
@@ -322,7 +317,7 @@ class Geometry:
     @property
     def results_at(self) -> int:
         """Where results lie in shared memory: behind the ring and the sums."""
-        if not self.in_cluster:
+        if not self.shape.in_cluster:
             return self.stages * self.stage_bytes + self.sliced_bytes
         return self.sums_at + self.sums_bytes
 

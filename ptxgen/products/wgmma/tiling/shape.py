@@ -97,6 +97,11 @@ class Shape:
     by_memory: bool = False
 
     @property
+    def in_cluster(self) -> bool:
+        """Whether CTAs share k, and are a cluster."""
+        return self.split > 1 and not self.by_memory
+
+    @property
     def rows(self) -> int:
         """Rows of weights of a CTA, those of gate and of up."""
         return 64 * self.groups * self.blocks
