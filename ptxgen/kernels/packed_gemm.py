@@ -231,9 +231,10 @@ class PackedGemm(PackedProduct):
             ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
             out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
-        if self.by_memory:
-            split, threads, each = at.shape.split, 32 * at.warps, at.shape.blocks * at.out_tokens // 2
-            clusters = f"min(ceil_div(rows, {self.tokens}) * {at.row_groups}, {TURNS * at.most_turns})"
+        if self.by_memory or self.last_split:
+            split, threads, each = at.shape.sharers, 32 * at.warps, at.shape.blocks * at.shared_tokens // 2
+            most = TURNS * at.most_turns if self.by_memory else at.most_shared
+            clusters = f"min(ceil_div(rows, {self.tokens}) * {at.row_groups}, {most})"
             out.append(workspace("partial_sums", f32, clusters, at.takers, split, each, threads))
             out.append(workspace("given", u32, clusters, split, at.warps, align=4, zeroed=True))
         out.append(n_rows_param(self.indirect))
@@ -246,13 +247,15 @@ class PackedGemm(PackedProduct):
         grid = f"{tiles} * {split}" if at.shape.in_cluster else f"min({tiles}, {at.most_turns})"
         if self.by_memory:
             grid = f"{grid} * {split}"
+        if self.last_split:
+            grid = f"min({tiles} * {self.last_split}, {at.most_turns})"
         if self.stream:
             grid = f"{at.most_turns}"
         if share > 1:
             grid = f"{grid} * {share}"
         block, cluster = (at.threads, 1, 1), (split * share if at.shape.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
-        together = self.stream or self.by_memory
+        together = self.stream or self.by_memory or self.last_split > 0
         return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=together)
 
     def build(self, b: Builder) -> None:
@@ -297,8 +300,8 @@ class PackedGemm(PackedProduct):
         sums = multiplier.sums
         if at.shape.slices > 1:
             sums = Slices(b, at, ring).build(tasks, sums)
-        elif at.shape.split > 1:
-            exchange = MemoryExchange(b, at) if self.by_memory else ClusterExchange(b, at, ring)
+        elif at.shape.sharers > 1:
+            exchange = ClusterExchange(b, at, ring) if at.shape.in_cluster else MemoryExchange(b, at)
             sums = exchange.build(tasks, sums)
         if self.norm:
             roots = Roots(b, self, at)

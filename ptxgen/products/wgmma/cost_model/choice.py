@@ -173,7 +173,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             each = {"tokens": tokens, "tile_rows": tile}
-            ways = _by_memory(fields, given, ctas)
+            ways = _by_memory(fields, given, ctas) + _last_split(fields, given, ctas)
             splits = () if fields.get("by_memory") else given.get("split", SPLITS_OF_ONE)
             for split, share in product(splits, given.get("share", shares)):
                 most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
@@ -201,6 +201,18 @@ def _by_memory(fields: dict[str, Any], given: dict[str, tuple[int, ...]], ctas: 
     if split < 2 or ("split" not in given and ctas * split < FEWEST_BY_MEMORY):
         return []
     return [{"split": split, "share": 1, "by_memory": True}]
+
+
+def _last_split(fields: dict[str, Any], given: dict[str, tuple[int, ...]], ctas: int) -> list[dict[str, Any]]:
+    """How CTAs share k of the last turn's tiles, of so many in all, which was measured of weights of 16 bits: one way,
+    or none."""
+    left = ctas % PROCESSORS
+    if not _plain(fields) or given.keys() & {"split", "share"} or ctas < PROCESSORS or not left:
+        return []
+    most = min(MOST_BY_MEMORY, PROCESSORS // left, fields["k"] // (LEAST_OF_K * COLUMNS))
+    if fields.get("last_split", most) != most or most < 2 or fields.get("by_memory"):
+        return []
+    return [{"split": 1, "share": 1, "last_split": most}]
 
 
 def _tabled(spec: P, fields: dict[str, Any]) -> P:
