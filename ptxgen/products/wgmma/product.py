@@ -87,7 +87,7 @@ class PackedProduct(Weighted):
         default=0,
         later=True,
         draws=lambda drawn: (0, 3 * (drawn.get("tokens", 0) > layout.COLUMNS and drawn.get("share", 0) < 2)),
-        doc="CTAs that share k of each tile of the last turn, where that leaves CTAs idle, by global memory; 0: none do",
+        doc="CTAs that share k of a tile of the last turn, where that turn leaves room for them; 0: none do",
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False

@@ -149,10 +149,11 @@ def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
         )
     elif spec.carried and not at.carried:
         yield refusals.of_carried(spec, spec.tokens, at.shape)
-    elif spec.last_tiles and (wrong := refusals.of_last_tiles(spec, at.shape)):
-        yield wrong
-    elif spec.last_split and (wrong := refusals.of_last_split(spec, at.shape)):
-        yield wrong
+    else:
+        yield from filter(None, (
+            refusals.of_last_tiles(spec, at.shape) if spec.last_tiles else "",
+            refusals.of_last_split(spec, at.shape) if spec.last_split else "",
+        ))  # fmt: skip
 
 
 def _most_activated(at: Geometry, bias: bool) -> int:

@@ -127,6 +127,8 @@ class Tasks:
     def _find_steps(self, rank: Reg, split: int) -> None:
         """The steps of one of `split` CTAs that share k."""
         b, first, steps = self.b, self.first_step, self.steps
+        assert first is not None
+        assert isinstance(steps, Reg)
         b.op("mul.lo.u32", first, rank, self.at.steps)
         divide_any(b, first, first, split)
         b.op("mad.lo.u32", steps, rank, self.at.steps, self.at.steps)

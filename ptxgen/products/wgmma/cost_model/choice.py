@@ -63,7 +63,8 @@ READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights l
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
 ROWS_OF_THREE = 64  # of a CTA where three share k: with two warpgroups clusters of three are slower than counted
-RATHER_OTHERS = 1.01  # how many more cycles a tile may take, to be taken rather than one that shares k by memory
+# how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn
+RATHER_OTHERS, RATHER_WHOLE = 1.01, 1.02
 LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
@@ -290,7 +291,8 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 
 def _counted(spec: PackedProduct, rows: int) -> float:
     """Cycles by which candidates are compared."""
-    return cycles(spec, rows) * (RATHER_OTHERS if spec.by_memory else 1)
+    rather = RATHER_OTHERS if spec.by_memory else RATHER_WHOLE if spec.last_split else 1
+    return cycles(spec, rows) * rather
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -407,7 +409,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     chosen = min(found, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
-        chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
+        most = _counted(chosen, rows) if chosen.last_split else WORTH * cycles(chosen, rows)
+        chosen = shortest if cycles(shortest, rows) < most else chosen
     if weights_converted.is_open(fields, rows):
         chosen = _between(kernel, fields, rows, chosen)
     return _sliced(_once(chosen, fields, rows), fields, rows)

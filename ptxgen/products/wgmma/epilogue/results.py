@@ -169,10 +169,12 @@ class Results:
         """Where results go; part of `begin_results`."""
         return (TilesOut if self.spec.packed_out else RowsOut)(self.b, self.spec, self.at)
 
-    def _find_place(self, token: Reg) -> tuple[Reg, Reg]:
-        """Row and column of the lane's outputs of a token of the tile; part of an open fragment."""
+    def _find_place(self, token: Reg | None = None) -> tuple[Reg, Reg]:
+        """Row and column of the lane's outputs of a token of the tile, None: of its first; part of an open fragment."""
         b, at = self.b, self.at
-        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, token)
+        row = b.op(
+            "mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, token or self.token
+        )
         column = b.op(
             "mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows // at.shape.units, self.column
         )
