@@ -36,8 +36,8 @@ from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens.layout import TOKENS
 
 LARGEST = 1 << 16  # outputs of a matrix whose tiles are tried
-TILE_ROWS, SHARES, LAST_SPLITS = (64, 128, 192, 256), (1, 2, 4), (2, 4, 8)
-LIKELIEST = 6  # of a case, beside the table's
+TILE_ROWS, SHARES, LAST_SPLITS = (64, 128, 192, 256), (1, 2, 4), (4,)
+LIKELIEST = 8  # of a case, beside the table's
 # rows, split and share that are tried for a few tokens, where the model of cycles sees the weights' read alone
 OF_FEW = ((64, 1, 2), (64, 1, 4), (128, 1, 1), (128, 1, 2), (192, 1, 1), (64, 2, 1))
 
