@@ -66,7 +66,7 @@ def specs(case: Case, impls: str | None = None) -> dict[str, PackedGemm]:
     if m == STREAMED and case["weights"] == "bf16":
         tile = {"tokens": 256, "tile_rows": 128, "split": 1, "share": 1}
         found["stream"] = replace(
-            found["programmatic"], stream=True, by_memory=False, carried=False, last_tiles=0, **tile
+            found["programmatic"], stream=True, by_memory=False, carried=False, last_tiles=0, last_split=0, **tile
         )
     if (case["n"], case["k"]) in SHAPES[:2]:
         found["exact"] = PackedGemm.best(m, precision="exact", **fields)
@@ -83,6 +83,7 @@ def named(spec: PackedGemm) -> str:
     being a cluster, `last N` where the last N tiles of rows are of one warpgroup; 0: by the table."""
     tile = "x".join(str(part) for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
     tile += f" last {spec.last_tiles}" if spec.last_tiles else ""
+    tile += f" last turn by {spec.last_split}" if spec.last_split else ""
     tile += " by memory" if spec.by_memory else ""
     return f"{tile} stream" if spec.stream else tile
 

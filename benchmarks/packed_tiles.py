@@ -36,8 +36,8 @@ from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens.layout import TOKENS
 
 LARGEST = 1 << 16  # outputs of a matrix whose tiles are tried
-TILE_ROWS, SHARES = (64, 128, 192, 256), (1, 2, 4)
-LIKELIEST = 6  # of a case, beside the table's
+TILE_ROWS, SHARES, LAST_SPLITS = (64, 128, 192, 256), (1, 2, 4), (4,)
+LIKELIEST = 8  # of a case, beside the table's
 # rows, split and share that are tried for a few tokens, where the model of cycles sees the weights' read alone
 OF_FEW = ((64, 1, 2), (64, 1, 4), (128, 1, 1), (128, 1, 2), (192, 1, 1), (64, 2, 1))
 
@@ -67,8 +67,9 @@ def _all(best: PackedGemm, m: int) -> Iterator[PackedGemm]:
     """Every legal tile for many tokens; for a few, those worth a try."""
     counts = [count for count in TOKENS if count >= MOST_ROWS_FIRST] if m > MOST_ROWS_FIRST else [best.tokens]
     shapes = product(TILE_ROWS, SPLITS, SHARES) if m > MOST_ROWS_FIRST else OF_FEW
-    for tokens, (tile_rows, split, share), by_memory in product(counts, shapes, (False, True)):
-        tile = {"tile_rows": tile_rows, "split": split, "share": share, "by_memory": by_memory}
+    ways: tuple[dict[str, Any], ...] = ({}, {"by_memory": True}, *({"last_split": split} for split in LAST_SPLITS))
+    for tokens, (tile_rows, split, share), way in product(counts, shapes, ways):
+        tile = {"tile_rows": tile_rows, "split": split, "share": share, "by_memory": False, "last_split": 0, **way}
         try:
             yield replace(best, tokens=tokens, **tile)
         except SpecError:
@@ -76,8 +77,9 @@ def _all(best: PackedGemm, m: int) -> Iterator[PackedGemm]:
 
 
 def named(spec: PackedGemm) -> str:
-    """`TOKENSxROWSxSPLITxSHARE`, and whether CTAs share k by memory."""
+    """`TOKENSxROWSxSPLITxSHARE`, and whether CTAs share k by memory, or that of the last turn."""
     tile = "x".join(str(part or "-") for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
+    tile += f" last turn by {spec.last_split}" if spec.last_split else ""
     return f"{tile} by memory" if spec.by_memory else tile
 
 

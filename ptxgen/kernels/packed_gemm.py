@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import bf16, f16, f32, u8, u32
 from ptxgen.errors import SpecError
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -79,9 +80,11 @@ class PackedGemm(PackedProduct):
     clusters find no room). `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
     tokens k of the last uneven round and of one more; the order of sums then depends on the number of tokens. `slices`:
     two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so many of the
-    last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one. `carried`: other warps
-    store a tile's results, rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are read with
-    that L2 policy.
+    last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one. `last_split`: where
+    the last turn of tiles leaves room for it, so many CTAs (2 to 8) share k of each of its tiles and add their sums
+    through global memory (16-bit weights as they lie, more than 64 tokens); which tiles these are, and so the order of
+    sums, depends on the number of tokens. `carried`: other warps store a tile's results, rows of 16 bits, while the
+    next tile is multiplied. `evict_first`: weights are read with that L2 policy.
 
     Norms: with `norm` "rms" x is tiles as `norm_out` writes them; results are divided by sqrt(mean square + eps) of
     `squares`, before bias. `eps`: added to the mean square. `norm_out`, of at most 64 tokens in bf16: also writes the
@@ -95,11 +98,11 @@ class PackedGemm(PackedProduct):
     golden_targets = ("sm_90a",)
     golden_lines = 1150  # the weights of a tile of 256 columns, twice for gate and up
     unreported = {
-        r"/n(34|40|44|52|60|64|66|140|256_k512)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens",
+        r"/n(34|4[04]|52|6[046]|80|140|256_k512)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens",
         r"/n256_k1152_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|44|52|66|140|256_k512)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|140|250|256|40|44|48|68)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(128|130|140|250|256|40|44|48|68|80)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(52|56|64|66|76|78|88|512)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72|78)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all "
         "groups",
@@ -113,11 +116,13 @@ class PackedGemm(PackedProduct):
         r"/n(128_k768|256|60|512|68|44_k1024_weights_e4m3).* option: (split|tile_rows)=": "does not matter: the table "
         "says the same",
         r" barrier .*bar.warp.sync.*%tells_factors": "check mode takes a release for the warp's, not the lane's",
-        r"/n68_.* barrier .*bar.warp.sync.*red.release": "check mode takes a release for the warp's, not the lane's",
+        r"/n(68|80)_.* barrier .*warp.sync.*red.release": "check mode takes a release for the warp's, not the lane's",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
-        r" barrier .*%meeting, 128; add.u32 %tile,": "does not matter: no CTA of a golden has a second tile",
+        r"/n80_.* barrier .*bar.warp.sync.*%resets": "found in random order",
+        r"/n80_.* barrier .*%meeting, 128; ld.shared": "does not matter: of a shared tile no CTA has these tokens",
+        r" barrier .*%meeting, 128; add.u32 %(tile|ordinal),": "does not matter: no CTA of a golden has a second tile",
         r"/n(56|192)_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden "
         "has a second tile",
         r" (barrier .*roots_free_end|arrival .*bar.arrive 6,)": "does not matter: no CTA of a golden has a second tile",
@@ -137,6 +142,9 @@ class PackedGemm(PackedProduct):
         dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(n=68, k=256, tokens=8, precision="fast", out_dtype="bf16", tile_rows=64, split=3, by_memory=True),
+        dict(
+            n=80, k=512, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, last_split=3, programmatic=True,
+        ),
         dict(n=56, k=128, tokens=96, precision="fast", out_dtype="bf16", carried=True, evict_first=True),
         dict(n=60, k=1536, tokens=16, precision="fast", tile_rows=64, split=1, slices=2, programmatic=True),
         dict(n=192, k=1024, tokens=96, precision="fast", out_dtype="bf16", carried=True, last_tiles=1),
@@ -193,10 +201,11 @@ class PackedGemm(PackedProduct):
     def best(cls, rows: int, **fields: Any) -> PackedGemm:
         """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
         fields, and so `tile_rows`, `split`, `by_memory`, `share`, `stream`, `slices`, `carried`, `evict_first`,
-        `last_tiles`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none.
+        `last_tiles`, `last_split`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none.
 
-        Tiles are for 132 multiprocessors. With `stream` or `by_memory` a launch is refused where not all of its CTAs
-        are resident at once: on a GPU with fewer multiprocessors give `stream=False, by_memory=False`."""
+        Tiles are for 132 multiprocessors. With `stream`, `by_memory` or `last_split` a launch is refused where not all
+        of its CTAs are resident at once: on a GPU with fewer multiprocessors give `stream=False, by_memory=False,
+        last_split=0`."""
         from ptxgen.products.wgmma.cost_model.choice import best
 
         return best(cls, fields, rows)
@@ -231,9 +240,10 @@ class PackedGemm(PackedProduct):
             ctas, threads = at.most_turns * at.shape.share, 32 * at.warps
             out.append(workspace("partial_sums", f32, ctas, at.shape.blocks * self.tokens // 2, threads))
             out.append(workspace("given", u32, ctas, at.warps, align=4, zeroed=True))
-        if self.by_memory:
-            split, threads, each = at.shape.split, 32 * at.warps, at.shape.blocks * at.out_tokens // 2
-            clusters = f"min(ceil_div(rows, {self.tokens}) * {at.row_groups}, {TURNS * at.most_turns})"
+        if self.by_memory or self.last_split:
+            split, threads, each = at.shape.sharers, 32 * at.warps, at.shape.blocks * at.shared_tokens // 2
+            most = TURNS * at.most_turns if self.by_memory else at.most_shared
+            clusters = f"min(ceil_div(rows, {self.tokens}) * {at.row_groups}, {most})"
             out.append(workspace("partial_sums", f32, clusters, at.takers, split, each, threads))
             out.append(workspace("given", u32, clusters, split, at.warps, align=4, zeroed=True))
         out.append(n_rows_param(self.indirect))
@@ -246,13 +256,15 @@ class PackedGemm(PackedProduct):
         grid = f"{tiles} * {split}" if at.shape.in_cluster else f"min({tiles}, {at.most_turns})"
         if self.by_memory:
             grid = f"{grid} * {split}"
+        if self.last_split:
+            grid = f"min({tiles} * {self.last_split}, {at.most_turns})"
         if self.stream:
             grid = f"{at.most_turns}"
         if share > 1:
             grid = f"{grid} * {share}"
         block, cluster = (at.threads, 1, 1), (split * share if at.shape.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
-        together = self.stream or self.by_memory
+        together = self.stream or self.by_memory or self.last_split > 0
         return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=together)
 
     def build(self, b: Builder) -> None:
@@ -294,11 +306,11 @@ class PackedGemm(PackedProduct):
             Passing(b, at, multiplier).build()
         if self.stream:
             Streams(b, self, at, tasks).build(multiplier.sums)
-        sums = multiplier.sums
+        sums: Sequence[Sequence[Reg]] = multiplier.sums
         if at.shape.slices > 1:
             sums = Slices(b, at, ring).build(tasks, sums)
-        elif at.shape.split > 1:
-            exchange = MemoryExchange(b, at) if self.by_memory else ClusterExchange(b, at, ring)
+        elif at.shape.sharers > 1:
+            exchange = ClusterExchange(b, at, ring) if at.shape.in_cluster else MemoryExchange(b, at)
             sums = exchange.build(tasks, sums)
         if self.norm:
             roots = Roots(b, self, at)

@@ -22,6 +22,8 @@ UNREACHED = {
     "their CTAs end before the one that merges begins to read",
     r"/packed_\w+/.* mbarrier\.try_wait.* %is_empty, \[%empty_bell\]": SHORT,
     r"/packed_gemm/.* bar\.sync %left_empty": SECOND_TILE,
+    r"/packed_gemm/n80_.* cvt\.rn\.bf16x2\.f32 %result_word0, ": "all tiles of the golden are of a turn that is shared "
+    "(tests/products/wgmma/test_last_split.py has whole ones)",
     r"/packed_\w+/.* bar\.(sync|arrive) 6, ": SECOND_TILE,
     r"/gemv/n3_k16640_.* shfl\.sync\.bfly\.b32 %lane_f32, %sum0": "a warp takes two tiles a turn, "
     "and here its last one is the second",

@@ -21,9 +21,9 @@ def fitted(program: Program, multiprocessors: int | None) -> Program:
 
 def _alone(op: Op) -> Op:
     """An op whose CTAs wait for no others but those of their cluster."""
-    if not (isinstance(op.spec, PackedGemm) and (op.spec.stream or op.spec.by_memory)):
+    if not (isinstance(op.spec, PackedGemm) and (op.spec.stream or op.spec.by_memory or op.spec.last_split)):
         return op
-    spec = replace(op.spec, stream=False, by_memory=False, tile_rows=0, split=0)
+    spec = replace(op.spec, stream=False, by_memory=False, last_split=0, tile_rows=0, split=0)
     params = spec.params()
     names = {param.name for param in params}
     tensors = {name: ref for name, ref in op.tensors.items() if name in names}

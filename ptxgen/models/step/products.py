@@ -17,7 +17,18 @@ from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 
 # what `best` says of a packed product, beside the tokens of its rows
-TILE = ("tile_rows", "split", "by_memory", "share", "stream", "carried", "evict_first", "slices", "last_tiles")
+TILE = (
+    "tile_rows",
+    "split",
+    "by_memory",
+    "share",
+    "stream",
+    "carried",
+    "evict_first",
+    "slices",
+    "last_tiles",
+    "last_split",
+)
 
 
 @dataclass(kw_only=True)
@@ -83,6 +94,7 @@ class Products(ProductInputs):
         held = self.tensors[x]
         found = {"tokens": held.shape[-2], "x_dtype": held.dtype, "precision": self._rounding}
         found |= {"by_row": True} if held.dtype == f16 else {}
+        found |= {"last_split": 0} if self.batch_invariant else {}  # else a row's bits depend on where it is
         tiles = self._tiles(**fields, **found)
         return found | {name: getattr(tiles, name) for name in TILE}
 

@@ -83,6 +83,12 @@ class PackedProduct(Weighted):
         silent="it says who computes, not what",
         doc="last tiles of rows that are small, of one warpgroup",
     )
+    last_split: int = field(
+        default=0,
+        later=True,
+        draws=lambda drawn: (0, 3 * (drawn.get("tokens", 0) > layout.COLUMNS and drawn.get("share", 0) < 2)),
+        doc="CTAs that share k of a tile of the last turn, where that turn leaves room for them; 0: none do",
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     by_row: bool = field(

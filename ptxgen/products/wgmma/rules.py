@@ -68,6 +68,7 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
         )
     yield from rules.one_of("slices", spec.slices, (1, SLICES))
     yield from rules.between("last_tiles", spec.last_tiles, 0, 1 << 14)
+    yield from rules.one_of("last_split", spec.last_split, (0, *range(2, MOST_BY_MEMORY + 1)))
     yield from _rules_by_row(spec) if spec.by_row else ()
     yield from product_norm_rules(spec)
     if spec.precision == "exact" and spec.x_dtype != bf16 and not spec.by_row:
@@ -90,6 +91,9 @@ def fit_rules(spec: PackedProduct) -> Iterator[str]:
         yield f"tile_rows: a gated product has 128 or 256 (got {spec.tile_rows}; nearest: 128)"
     elif spec.split > spec.kind.tiles(spec.k):
         yield f"split: must be at most {spec.kind.tiles(spec.k)}, the tiles of k (got {spec.split}; nearest: 1)"
+    elif spec.last_split > spec.kind.tiles(spec.k):
+        most = spec.kind.tiles(spec.k)
+        yield f"last_split: must be at most {most}, the tiles of k (got {spec.last_split}; nearest: 0)"
     elif spec.slices > 1 and (wrong := refusals.of_slices(spec)):
         yield wrong
     else:
@@ -145,8 +149,11 @@ def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
         )
     elif spec.carried and not at.carried:
         yield refusals.of_carried(spec, spec.tokens, at.shape)
-    elif spec.last_tiles and (wrong := refusals.of_last_tiles(spec, at.shape)):
-        yield wrong
+    else:
+        yield from filter(None, (
+            refusals.of_last_tiles(spec, at.shape) if spec.last_tiles else "",
+            refusals.of_last_split(spec, at.shape) if spec.last_split else "",
+        ))  # fmt: skip
 
 
 def _most_activated(at: Geometry, bias: bool) -> int:

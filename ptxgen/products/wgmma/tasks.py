@@ -3,7 +3,8 @@
 Tiles of many tokens go in bands, so that neighbouring CTAs have rows of weights or tokens in common. Where k is shared
 evenly (`stream`), a CTA begins and ends within tiles; `split_k/stream.py` has what becomes of their sums. Of many
 tokens only the last uneven round of tiles and one round more are shared so, first; then every CTA has as many whole
-tiles.
+tiles. With `last_split` whole tiles go first, a turn after the other; where the tiles of the last turn are so few that
+each has room for that many CTAs, these share its k and add up their sums by memory (`split_k/memory.py`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Tasks:
     `token_tile`: rows and tokens of the tile; `first_step`, `steps`: of k, None where it is 0, a number where it is all
     of it; `is_last`: whether the tile has rows of one warpgroup alone, `passes`: whether it does and this warp has none
     of them; `takes`: whether the CTA is one that finishes tokens, where not all that share k do; `cluster`, `turn`:
-    which of those that share k by memory, and whether its tile is an even or an odd one; `count`: tokens in all;
-    `has_tile`: whether the CTA has a first tile.
+    which of those that share k by memory, and whether its tile is an even or an odd one; `is_shared`: whether the tile
+    is one of a last turn whose k is shared, `shared_rank` then of the CTA among those that do so, else 0; `count`:
+    tokens in all; `has_tile`: whether the CTA has a first tile.
     """
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
@@ -51,6 +53,7 @@ class Tasks:
         self.is_last: Reg | None = None
         self.passes: Reg | None = None
         self.turn: Reg | None = None
+        self.is_shared: Reg | None = None
         self.clusters = at.row_groups // at.shape.share  # that take all rows
 
     def locate(self) -> None:
@@ -75,15 +78,17 @@ class Tasks:
                 carries = b.op("setp.gt.u32", "carries", warp, at.warps)
                 b.op("setp.le.and.u32", carries, warp, at.warps + at.shape.groups, carries)
             tile = self.tile = b.reg("tile", "u32")
-            if not at.one_tile:
+            if not (at.one_tile or self.spec.last_split):
                 self.tile_step = b.reg("tile_step", "u32")
-            if self.spec.stream:
+            if self.spec.last_split:
+                self._begin_turns()
+            elif self.spec.stream:
                 self.cluster = b.reg("cluster", "u32")
                 self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
                 self.find_cluster()
             else:
                 self._find_own(tile)
-            if not at.one_tile:
+            if not (at.one_tile or self.spec.last_split):
                 self._find_step()
             if at.shape.by_memory:
                 self._find_rank()
@@ -114,13 +119,21 @@ class Tasks:
     def _split(self, rank: Reg) -> None:
         """The part of k of one of the CTAs that share it."""
         b, at = self.b, self.at
-        first = self.first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
-        divide_any(b, first, first, at.shape.split)
-        steps = self.steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
-        divide_any(b, steps, steps, at.shape.split)
-        b.op("sub.u32", steps, steps, first)
+        self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
+        self._find_steps(rank, at.shape.split)
         if at.takers < at.shape.split:
             self.takes = b.op("setp.lt.u32", "takes_tokens", rank, at.takers)
+
+    def _find_steps(self, rank: Reg, split: int) -> None:
+        """The steps of one of `split` CTAs that share k."""
+        b, first, steps = self.b, self.first_step, self.steps
+        assert first is not None
+        assert isinstance(steps, Reg)
+        b.op("mul.lo.u32", first, rank, self.at.steps)
+        divide_any(b, first, first, split)
+        b.op("mad.lo.u32", steps, rank, self.at.steps, self.at.steps)
+        divide_any(b, steps, steps, split)
+        b.op("sub.u32", steps, steps, first)
 
     def own_token(self, token: Reg, each: int) -> Reg:
         """Of the tile, a token of those that this CTA, or warpgroup, finishes, `each` as many; part of an open
@@ -160,11 +173,15 @@ class Tasks:
             self._count_tiles(tiles)
             if spec.stream:
                 self._find_range(tiles)
+            elif spec.last_split:
+                self._find_turns(tiles)
             else:
                 self.has_tile = b.op("setp.lt.u32", "has_tile", tile, tiles)
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
             if spec.stream:
                 self._find_part()
+            if spec.last_split:
+                self._find_turn()
             if self.split_rank is not None and at.crowded:
                 self._split(self.split_rank)
             self._find_tile()
@@ -177,6 +194,9 @@ class Tasks:
                 self._count_tiles(tiles)
             if spec.stream:
                 self._next_part(tiles)
+            elif spec.last_split:
+                b.op("add.u32", self.ordinal, self.ordinal, at.most_turns)
+                b.op("setp.lt.u32", "more_tiles", self.ordinal, tiles)
             else:
                 if at.crowded:
                     self._find_step()
@@ -262,6 +282,60 @@ class Tasks:
         before = b.op("selp.b32", "units_before", whole * units, 0, is_last)
         b.op("mad.lo.u32", self.group, self.group, each, before)
         b.op("min.u32", self.group, self.group, whole * units + at.shape.last - 1)  # as it is: a bound for the checks
+
+    # -- a last turn whose k is shared ---------------------------------------------------------------------------------
+
+    def _begin_turns(self) -> None:
+        """Registers of the tile; which of all tiles is the CTA's first."""
+        b, at = self.b, self.at
+        self.ordinal, self.is_shared = b.reg("ordinal", "u32"), b.reg("is_shared", "pred")
+        self.shared_rank, self.cluster = b.reg("shared_rank", "u32"), b.reg("shared_tile", "u32")
+        self.first_step, self.steps = b.reg("first_step", "u32"), b.reg("own_steps", "u32")
+        if at.takers < at.shape.last_split:
+            self.takes = b.reg("takes_tokens", "pred")
+        self._find_own(self.ordinal)
+
+    def _find_turns(self, tiles: Reg) -> None:
+        """How many tiles are whole, and whether those of the last turn are shared; `tiles` becomes how many places of
+        CTAs there are in all turns."""
+        b, places, split = self.b, self.at.most_turns, self.at.shape.last_split
+        whole = self.whole = divide_any(b, "whole_tiles", tiles, places)
+        b.op("mul.lo.u32", whole, whole, places)
+        left = b.op("sub.u32", "tiles_left", tiles, whole)
+        wanted = b.op("mul.lo.u32", "places_wanted", left, split)
+        self.shares = b.op("setp.le.u32", "shares_last", wanted, places)
+        b.op("selp.b32", left, wanted, left, self.shares)
+        b.op("add.u32", tiles, whole, left)
+        self.has_tile = b.op("setp.lt.u32", "has_tile", self.ordinal, tiles)
+
+    def _find_turn(self) -> None:
+        """The tile, and the CTA's part of its k."""
+        b, at, split, rank = self.b, self.at, self.at.shape.last_split, self.shared_rank
+        assert self.whole is not None
+        assert isinstance(self.steps, Reg)
+        b.op("setp.ge.and.u32", self.is_shared, self.ordinal, self.whole, self.shares)
+        b.op("sub.u32", rank, self.ordinal, self.whole)
+        divide_any(b, self.cluster, rank, split)
+        b.op("min.u32", self.cluster, self.cluster, at.most_shared - 1)  # a bound for the checks
+        b.op("add.u32", self.tile, self.whole, self.cluster)
+        b.op("selp.b32", self.tile, self.tile, self.ordinal, self.is_shared)
+        before = b.op("mul.lo.u32", "places_before", self.cluster, split)
+        b.op("sub.u32", rank, rank, before)
+        b.op("min.u32", rank, rank, split - 1)  # as it is: a bound for the checks
+        b.op("selp.b32", rank, rank, 0, self.is_shared)
+        self._find_steps(rank, split)
+        b.op("selp.b32", self.steps, self.steps, at.steps, self.is_shared)
+        if self.takes is not None:
+            b.op("setp.lt.u32", self.takes, rank, at.takers)
+
+    def finishes(self, token: Reg) -> tuple[Reg, Reg] | None:
+        """Of the tile, a token of those that this CTA finishes, `token` being counted from the first of them, and how
+        many these are; None where that is the same of all tiles. Part of an open fragment."""
+        if self.is_shared is None:
+            return None
+        b, at = self.b, self.at
+        first = b.op("mad.lo.u32", "finished_token", self.shared_rank, at.shared_tokens, token)
+        return first, b.op("selp.b32", "finished_tokens", at.shared_tokens, at.tokens, self.is_shared)
 
     # -- an even share of all k ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ def _together(program: Program) -> list[str]:
     [
         ("q4_k", "exact", 16, {}),
         ("bf16", "fast", 192, {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 2}),
+        ("bf16", "fast", 1024, {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 2}),
     ],
 )
 def test_no_product_waits_for_ctas_that_do_not_run(
@@ -59,3 +60,15 @@ def test_products_have_the_tiles_that_best_takes(rows: int, hidden: int, interme
     for spec in packed:
         given = {each.name: getattr(spec, each.name) for each in fields(spec) if each.name not in TILE}
         assert PackedGemm.best(rows, **given) == spec
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_rows_of_invariant_batches_are_summed_alike(invariant: bool) -> None:
+    """Of no tile is k shared because it is of the last turn: a row's bits would depend on where it is."""
+    model = small_spec("llama", **WIDE | {"hidden_size": 17152, "intermediate_size": 8192, "num_hidden_layers": 2})
+    program = step_program(
+        model, "bf16", "batch", rows=256, kv_dtype="f16", target="sm_90a", precision="fast", batch_invariant=invariant,
+    )  # fmt: skip
+    packed = [op.spec for op in program.ops if isinstance(op.spec, PackedGemm)]
+    assert packed
+    assert any(spec.last_split for spec in packed) != invariant

@@ -63,7 +63,8 @@ READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights l
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
 ROWS_OF_THREE = 64  # of a CTA where three share k: with two warpgroups clusters of three are slower than counted
-RATHER_OTHERS = 1.01  # how many more cycles a tile may take, to be taken rather than one that shares k by memory
+# how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn
+RATHER_OTHERS, RATHER_WHOLE = 1.01, 1.02
 LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
@@ -173,7 +174,7 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             each = {"tokens": tokens, "tile_rows": tile}
-            ways = _by_memory(fields, given, ctas)
+            ways = _by_memory(fields, given, ctas) + _last_split(fields, given, ctas)
             splits = () if fields.get("by_memory") else given.get("split", SPLITS_OF_ONE)
             for split, share in product(splits, given.get("share", shares)):
                 most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
@@ -201,6 +202,18 @@ def _by_memory(fields: dict[str, Any], given: dict[str, tuple[int, ...]], ctas: 
     if split < 2 or ("split" not in given and ctas * split < FEWEST_BY_MEMORY):
         return []
     return [{"split": split, "share": 1, "by_memory": True}]
+
+
+def _last_split(fields: dict[str, Any], given: dict[str, tuple[int, ...]], ctas: int) -> list[dict[str, Any]]:
+    """How CTAs share k of the last turn's tiles, of so many in all, which was measured of weights of 16 bits: one way,
+    or none."""
+    left = ctas % PROCESSORS
+    if not _plain(fields) or given.keys() & {"split", "share"} or ctas < PROCESSORS or not left:
+        return []
+    most = min(MOST_BY_MEMORY, PROCESSORS // left, fields["k"] // (LEAST_OF_K * COLUMNS))
+    if fields.get("last_split", most) != most or most < 2 or fields.get("by_memory"):
+        return []
+    return [{"split": 1, "share": 1, "last_split": most}]
 
 
 def _tabled(spec: P, fields: dict[str, Any]) -> P:
@@ -278,7 +291,8 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 
 def _counted(spec: PackedProduct, rows: int) -> float:
     """Cycles by which candidates are compared."""
-    return cycles(spec, rows) * (RATHER_OTHERS if spec.by_memory else 1)
+    rather = RATHER_OTHERS if spec.by_memory else RATHER_WHOLE if spec.last_split else 1
+    return cycles(spec, rows) * rather
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
@@ -395,7 +409,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     chosen = min(found, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
-        chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
+        most = _counted(chosen, rows) if chosen.last_split else WORTH * cycles(chosen, rows)
+        chosen = shortest if cycles(shortest, rows) < most else chosen
     if weights_converted.is_open(fields, rows):
         chosen = _between(kernel, fields, rows, chosen)
     return _sliced(_once(chosen, fields, rows), fields, rows)

@@ -19,9 +19,17 @@ class Turns(NamedTuple):
 
 
 def turns(at: Geometry, rows: int) -> Turns:
-    """Those of a launch for so many rows of x."""
+    """Those of a launch for so many rows of x; a last turn whose tiles are shared is not among them."""
     shape = at.shape
+    if shares_last(at, rows):
+        return Turns(at.row_groups * -(-rows // at.tokens) // at.most_turns, 0)
     return _turns(at, rows, (at.row_groups - shape.last) // shape.share, shape.last // shape.share)
+
+
+def shares_last(at: Geometry, rows: int) -> bool:
+    """Whether CTAs share the tiles of the last turn, as so few are left that there is room for it."""
+    left = at.row_groups * -(-rows // at.tokens) % at.most_turns
+    return 0 < left * at.shape.last_split <= at.most_turns and at.shape.last_split > 1
 
 
 def _turns(at: Geometry, rows: int, whole: int, last: int) -> Turns:

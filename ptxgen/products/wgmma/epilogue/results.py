@@ -95,6 +95,7 @@ class Results:
                 self.bias_from = b.ld_param("bias")
             self._begin_beside(lane)
         self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
+        self.finishes = tasks.finishes
         self._ask_early()
         if at.mates > 1:
             self._in_rounds()
@@ -145,9 +146,13 @@ class Results:
     def _find_output(self) -> None:
         """The lane's outputs of its first token, and how many tokens there are from that on."""
         b, spec, at = self.b, self.spec, self.at
-        row, column = self._find_place()
-        self.outlet.find(self.token_tile, self.token, row, column)
+        finished, number = self.finishes(self.token) or (self.token, None)
+        row, column = self._find_place(finished)
+        self.outlet.find(self.token_tile, finished, row, column)
         b.op("sub.s32", self.left, self.count, row)
+        if number is not None:
+            own = b.op("sub.s32", convert.scratch(b, "own_left", "s32"), number, self.token)
+            b.op("min.s32", self.left, self.left, own)
         b.op("setp.lt.u32", self.inside, column, spec.n)
         if self.takes is not None:
             b.op("and.pred", self.inside, self.inside, self.takes)
@@ -164,10 +169,12 @@ class Results:
         """Where results go; part of `begin_results`."""
         return (TilesOut if self.spec.packed_out else RowsOut)(self.b, self.spec, self.at)
 
-    def _find_place(self) -> tuple[Reg, Reg]:
-        """The lane's first token of the tile, and its outputs of that; part of an open fragment."""
+    def _find_place(self, token: Reg | None = None) -> tuple[Reg, Reg]:
+        """Row and column of the lane's outputs of a token of the tile, None: of its first; part of an open fragment."""
         b, at = self.b, self.at
-        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
+        row = b.op(
+            "mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, token or self.token
+        )
         column = b.op(
             "mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows // at.shape.units, self.column
         )

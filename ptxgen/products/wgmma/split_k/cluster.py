@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg, RegArray
+from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
@@ -29,17 +29,20 @@ class Exchange:
 
     def __init__(self, b: Builder, at: Geometry) -> None:
         self.b, self.at = b, at
-        self.own = at.out_tokens // OCTET
+        self.own, self.sharers = at.shared_tokens // OCTET, at.shape.sharers
         self.row_bytes = BYTES * 32 * at.warps  # of an octet, all threads
         self.slot_bytes = at.shape.blocks * self.own * self.row_bytes
 
     def _offset(self, block: int, index: int) -> int:
         return (block * self.own + index) * self.row_bytes
 
-    def _take(self, place: Reg, takes: Reg | None, space: str = "shared") -> list[RegArray]:
-        """The sums of this CTA's tokens, of all that share k; part of an open fragment."""
-        b, split = self.b, self.at.shape.split
-        taken = [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(self.at.shape.blocks)]
+    def _take(
+        self, place: Reg, takes: Reg | None, space: str = "shared", into: Sequence[Sequence[Reg]] = ()
+    ) -> Sequence[Sequence[Reg]]:
+        """The sums of this CTA's tokens, of all that share k, in new registers or the first of `into`; part of an open
+        fragment."""
+        b, split = self.b, self.sharers
+        taken = into or [b.array(f"whole{block}_", "f32", VECTOR * self.own) for block in range(self.at.shape.blocks)]
         items = [(block, index) for block in range(len(taken)) for index in range(self.own)]
         batch = max(1, MOST_TAKEN // (VECTOR * split))
         got = b.array("got", "f32", VECTOR * (split - 1) * min(batch, len(items)))
@@ -70,7 +73,7 @@ class ClusterExchange(Exchange):
         super().__init__(b, at)
         self.ring = ring
 
-    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
+    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> Sequence[Sequence[Reg]]:
         """Both fragments; the sums that this CTA finishes."""
         b, at, rank = self.b, self.at, tasks.split_rank
         assert rank is not None

@@ -7,13 +7,15 @@ those that are waited for are running.
 
 Places and counters of even and of odd tiles take turns. A warp that leaves sums of a tile has seen all come to the tile
 before; they had taken those of the tile before that one by then, and it may leave the next in their place.
+
+Where tiles of the last turn alone are shared, a CTA has one of these at most, and sums take the place of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ptxgen.builder.values import Reg, RegArray
+from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.polls import Polls
 from ptxgen.products.wgmma.split_k.cluster import BYTES, VECTOR, Exchange
@@ -25,14 +27,16 @@ TURNS = 2  # of places: even tiles, and odd ones
 class MemoryExchange(Exchange):
     """Fragments `send_sums`, `poll_sums` and `take_sums`."""
 
-    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> list[RegArray]:
+    def build(self, tasks: Tasks, sums: Sequence[Sequence[Reg]]) -> Sequence[Sequence[Reg]]:
         """All fragments; the sums that this CTA finishes."""
-        b, at, rank = self.b, self.at, tasks.split_rank
+        b, at = self.b, self.at
+        rank = tasks.shared_rank if at.shape.last_split > 1 else tasks.split_rank
         assert rank is not None
-        assert tasks.turn is not None
-        split, takers = at.shape.split, at.takers
+        split, takers = self.sharers, at.takers
         with b.fragment("send_sums", "to each CTA its tokens' sums, in global memory"):
-            group = b.op("mad.lo.u32", "sharing_group", tasks.turn, at.most_turns, tasks.cluster)
+            group = tasks.cluster
+            if tasks.turn is not None:
+                group = b.op("mad.lo.u32", "sharing_group", tasks.turn, at.most_turns, group)
             place = b.ld_param("partial_sums", into="sums_place")
             b.op("mad.wide.u32", place, tasks.thread, BYTES, place)
             b.op("mad.wide.u32", place, group, takers * split * self.slot_bytes, place)
@@ -59,7 +63,7 @@ class MemoryExchange(Exchange):
             b.op("setp.eq.u32", "sums_came", there, split)
             polls.count()
         with b.fragment("take_sums", "in the order of ranks"):
-            taken = self._take(place, tasks.takes, "global")
+            taken = self._take(place, tasks.takes, "global", sums if at.shape.last_split > 1 else ())
             b.note("as the tile after next, or the next launch, finds it")
             resets = b.op("setp.eq.u32", "resets", tasks.lane, 0)
             b.op("bar.warp.sync", -1)

@@ -110,7 +110,7 @@ class Geometry:
         """The geometry of a spec, or of it with so many tokens a tile."""
         tokens = tokens or spec.tokens
         shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact" and not spec.by_row
-        while kind.tiles(spec.k) % shape.tiles or kind.tiles(spec.k) < shape.tiles * shape.split:
+        while kind.tiles(spec.k) % shape.tiles or kind.tiles(spec.k) < shape.tiles * shape.sharers:
             shape = replace(shape, tiles=shape.tiles // 2)
         per_tile = kind.tile_k // spec.columns * spec.digits * tokens * ROW_BYTES
         scales = tokens * spec.beside_bytes  # of a tile
@@ -271,7 +271,7 @@ class Geometry:
         not measured: all."""
         whole = self.rows_first or self.scale_bytes > 0
         most = self.stages if whole else max(1, EARLY_BYTES // (self.records * self.tile_bytes))
-        return min(self.stages, self.steps // self.shape.split, most)
+        return min(self.stages, self.steps // self.shape.sharers, most)
 
     @property
     def most_turns(self) -> int:
@@ -289,9 +289,20 @@ class Geometry:
         return share_of_tokens(self.tokens, self.shape.split * self.shape.slices)
 
     @property
+    def shared_tokens(self) -> int:
+        """Tokens that a CTA finishes of a tile whose k it shares: fewer than of others, where those of the last turn
+        alone are shared."""
+        return share_of_tokens(self.tokens, self.shape.sharers * self.shape.slices)
+
+    @property
     def takers(self) -> int:
         """CTAs, of those that share k, that finish tokens."""
-        return self.tokens // self.out_tokens
+        return self.tokens // self.shared_tokens
+
+    @property
+    def most_shared(self) -> int:
+        """Tiles of the last turn whose k is shared, at most."""
+        return self.most_turns // self.shape.last_split
 
     @property
     def sums_bytes(self) -> int:

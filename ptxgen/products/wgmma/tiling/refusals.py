@@ -1,6 +1,6 @@
-"""Why additional warps cannot store a product's results (`carried`), why warpgroups cannot share k
-(`slices`), and why the last tiles of rows cannot be those of one warpgroup (`last_tiles`). What each needs is a table;
-a message has the first row that is not met."""
+"""Why additional warps cannot store a product's results (`carried`), why warpgroups cannot share k (`slices`), why the
+last tiles of rows cannot be those of one warpgroup (`last_tiles`), and why CTAs cannot share k of the last turn's tiles
+(`last_split`). What each needs is a table; a message has the first row that is not met."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose resu
 CARRIED_SPILLS = 224  # tokens of tiles of two warpgroups that spilled 64 bytes
 CARRIED_WHOLE = (160, 192)  # where the warp that copies spilled 20 to 28 bytes if its lanes bring rows one by one
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
+LAST_SPLIT_SUMS = 320  # of a row, beside which there are registers for shared tiles: with 352 12 bytes were spilled
 SLICED_TOKENS = SLICES * GROUP  # whole octets of each of them
 
 
@@ -124,4 +125,27 @@ def of_last_tiles(spec: PackedProduct, shape: Shape) -> str:
              "last_tiles=0"),
         Want(leaves_tiles(shape.last), "the rows before the last tiles must be whole tiles, at least one, and as many "
              f"as share tokens (share={shape.share})", f"last_tiles={shape.last}", f"last_tiles={nearest}"),
+    ))  # fmt: skip
+
+
+def of_last_split(spec: PackedProduct, shape: Shape) -> str:
+    """Why CTAs cannot share k of the last turn's tiles: seen of 16-bit weights as they lie. "" where they can."""
+    return _first("last_split", (
+        Want(isinstance(spec.kind, Half), "is for 16-bit weights", f"weights={spec.weights!r}", "last_split=0"),
+        Want(spec.straight, "is for weights as they lie", f"x_dtype={spec.x_dtype}", f"x_dtype={spec.weights}"),
+        Want(spec.precision == "fast", 'is for precision "fast"', f"precision={spec.precision!r}", "precision='fast'"),
+        Want(spec.tokens > MOST_ROWS_FIRST, f"is for more than {MOST_ROWS_FIRST} tokens", f"tokens={spec.tokens}",
+             "tokens=96"),
+        Want(not spec.activation, "is for results without an activation", f"activation={spec.activation!r}",
+             "last_split=0"),
+        Want(not spec.packed_out, "is for results that are rows", "packed_out=True", "last_split=0"),
+        Want(not spec.stream, "is for whole tiles before the last turn", "stream=True", "stream=False"),
+        Want(shape.split < 2, "is for CTAs that have all of k before the last turn", f"split={shape.split}", "split=1"),
+        Want(shape.share < 2, "is for CTAs that share no tokens", f"share={shape.share}", "share=1"),
+        Want(shape.slices < 2, "is for warpgroups that have rows of their own", f"slices={shape.slices}", "slices=1"),
+        Want(not spec.carried, "needs results stored by the warps that multiply", "carried=True", "carried=False"),
+        Want(not spec.last_tiles, "is for tiles of one size", f"last_tiles={spec.last_tiles}", "last_tiles=0"),
+        Want(spec.tokens * shape.blocks <= LAST_SPLIT_SUMS, f"has registers for {LAST_SPLIT_SUMS // shape.blocks} "
+             f"tokens in tiles of {shape.rows} rows", f"tokens={spec.tokens}",
+             f"tokens={LAST_SPLIT_SUMS // shape.blocks}"),
     ))  # fmt: skip

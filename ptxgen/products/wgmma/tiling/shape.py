@@ -82,7 +82,8 @@ class Shape:
     between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
     `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all; `slices`: warpgroups that
     have the same rows, of which each multiplies its part of a stage's tiles; `last`: tiles of rows, behind the whole
-    ones, of one warpgroup (`mainloop/skipped_tiles.py`); `by_memory`: CTAs that share k are no cluster."""
+    ones, of one warpgroup (`mainloop/skipped_tiles.py`); `by_memory`: CTAs that share k are no cluster; `last_split`:
+    CTAs that share k of a tile of the last turn alone."""
 
     groups: int
     blocks: int
@@ -95,6 +96,12 @@ class Shape:
     slices: int = 1
     last: int = 0
     by_memory: bool = False
+    last_split: int = 1
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that share k, of all tiles or of those of the last turn."""
+        return max(self.split, self.last_split)
 
     @property
     def in_cluster(self) -> bool:
@@ -163,7 +170,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     if parts == 2 and isinstance(spec.kind, Half) and tokens > FEWER_TOKENS and spec.precision == "fast":
         tiles = 1  # else two CTAs a multiprocessor have two stages each
-    share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
+    share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 and not spec.last_split else 1)
     # where there are CTAs for it; of weights that are converted it was not measured
     many = row_tiles * split > PROCESSORS or (few and not (isinstance(spec.kind, Half) or spec.by_row))
     if spec.by_row:  # else a deeper ring is faster
@@ -172,7 +179,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     what = (spec.precision, spec.gated, tokens)
     if spec.by_row:
         fits &= spec.weights not in ALONE_BY_ROW.get(what, ())
-    apart = spec.carried or spec.by_memory or (few and spec.stream)
+    apart = spec.carried or spec.by_memory or spec.last_split > 0 or (few and spec.stream)
     beside = groups == spec.slices == 1 and fits and many and not apart
     if beside and spec.by_row and spec.weights in BY_CHUNKS.get(what, ()):
         part = 1
@@ -183,7 +190,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
             tiles, part = 2, 4
     tiles = max(tiles, spec.slices)
     resident, last = 2 if beside else 1, spec.last_tiles
-    return Shape(groups, blocks, tiles, part, split, 16, resident, share, spec.slices, last, spec.by_memory)
+    return Shape(
+        groups, blocks, tiles, part, split, 16, resident, share, spec.slices, last, spec.by_memory,
+        max(1, spec.last_split),
+    )  # fmt: skip
 
 
 def tile_by_row(spec: PackedProduct) -> dict[str, Any]:

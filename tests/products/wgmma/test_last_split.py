@@ -1,0 +1,215 @@
+"""PackedGemm whose CTAs share k of the last turn's tiles, where these are few, and give each other sums in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import ExecutionError, SpecError, assemble, generate
+from ptxgen.generator import clear_cache
+from ptxgen.kernels import PackedGemm
+from ptxgen.launch import evaluate
+from ptxgen.products.wgmma.tiling import shape
+from ptxgen.products.wgmma.tiling.geometry import Geometry
+from ptxgen.runtime import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.tools.trial import trial
+from tests.support.marks import needs_assembler
+from tests.support.packed_products import FAST, WHERE, tried
+from tests.tools.mutations import deletions
+
+FIELDS: dict[str, Any] = {"precision": "fast", "share": 1, "out_dtype": "bf16", "tokens": 96, "tile_rows": 64}
+
+
+@pytest.fixture
+def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Six, so that a launch has several turns."""
+    monkeypatch.setattr(shape, "PROCESSORS", 6)
+    yield
+    clear_cache()
+
+
+# n of 64 rows a tile: 4 tiles for each 96 tokens
+@pytest.mark.parametrize("mode", ["fast", "check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (97, {"last_split": 3}),  # 8 tiles: a whole turn, two that three CTAs share
+        (97, {"last_split": 3, "programmatic": True, "residual": True, "out_dtype": "f32"}),
+        (96, {"last_split": 2, "n": 190}),  # a last turn alone: three tiles
+        (300, {"last_split": 2, "indirect": True, "programmatic": True}),  # 16 tiles: four left, too many to share
+        (200, {"last_split": 5, "n": 448, "out_dtype": "f16", "weights": "f16", "x_dtype": "f16"}),  # 21: 3 left
+        (130, {"last_split": 6, "n": 448, "tokens": 192, "bias": True}),  # 7: one left, which all share
+        (290, {"last_split": 3, "n": 256, "tokens": 104, "tile_rows": 128, "programmatic": True}),  # 13 octets
+        (100, {"last_split": 2, "n": 199, "tokens": 128, "tile_rows": 256, "out_dtype": "f32", "bias": True}),
+        (150, {"last_split": 4, "n": 448, "tokens": 160, "tile_rows": 192, "evict_first": True}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_it_adds_up_what_ctas_share(mode: str, rows: int, fields: dict[str, Any], few_processors: None) -> None:
+    spec = PackedGemm(**{"n": 256, "k": 512, **FIELDS, **fields})
+    tried(spec, mode, rows, None)
+
+
+def test_whole_turns_and_one_that_is_shared() -> None:
+    """As many multiprocessors as an H200 has: 134 tiles, of which two are left."""
+    spec = PackedGemm(134 * 64, 256, last_split=4, **FIELDS)
+    assert [evaluate(e, {"rows": 90}) for e in generate(spec, WHERE).launch.grid] == [132, 1, 1]
+    tried(spec, "fast", 90, None)
+
+
+def test_tiles_that_are_not_shared_have_the_bits_of_others(few_processors: None) -> None:
+    spec = PackedGemm(7 * 64, 512, last_split=6, **FIELDS)
+    shared, whole = (
+        tried(each, "random", 90, FAST).outputs["out"] for each in (spec, replace(spec, last_split=0))
+    )  # fmt: skip
+    assert shared[:, : 6 * 64].tobytes() == whole[:, : 6 * 64].tobytes()
+    assert shared.tobytes() != whole.tobytes()  # the seventh's sums are added up in six parts
+
+
+@pytest.mark.parametrize("count", [0, 1, 95, 96, 97, 192, 193, 400])
+def test_tokens_past_the_last_are_not_written(count: int, few_processors: None) -> None:
+    """Also where fewer, or more, tiles are left in the last turn than of all rows."""
+    spec = PackedGemm(200, 256, last_split=2, indirect=True, **FIELDS)
+    values = spec.example(np.random.default_rng(0), rows=400, n_rows=count)
+    done = tried(spec, "check", 400, FAST, n_rows=count)
+    assert done.outputs["out"][count:].tobytes() == values["out"][count:].tobytes()
+
+
+@pytest.mark.parametrize("rows", [30, 97, 200, 300])
+def test_a_launch_finds_the_counters_as_the_one_before(rows: int, few_processors: None) -> None:
+    spec = PackedGemm(256, 256, last_split=3, **FIELDS)
+    device = CpuDevice(mode="check")
+    values = spec.example(np.random.default_rng(0), rows=rows)
+    counters = next(p for p in generate(spec, WHERE).params if p.name == "given").shape
+    given = device.zeros(tuple(evaluate(extent, {"rows": rows}) for extent in counters), "u32")
+    arrays = {name: value if name == "n_rows" else device.array(value) for name, value in values.items()}
+    bound = device.load(spec, WHERE).bind(**arrays, given=given)
+    found = []
+    for _ in range(3):
+        bound.launch()
+        device.synchronize()
+        assert not given.numpy().any()
+        found.append(arrays["out"].numpy().tobytes())
+    assert len(set(found)) == 1
+
+
+def test_orders_that_matter(few_processors: None) -> None:
+    """A barrier or an order of sums and counters that is left out is found."""
+    spec = PackedGemm(256, 256, last_split=3, **FIELDS)
+    values = spec.example(np.random.default_rng(0), rows=97)
+    wanted = spec.reference(**values)["out"].astype(np.float32)
+    ptx = generate(spec, WHERE)
+
+    def run(text: str, mode: str) -> None:
+        device = CpuDevice(mode=mode)
+        held: dict[str, Any] = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in values.items()}
+        for param in (p for p in ptx.params if p.access == "workspace"):
+            held[param.name] = device.array(np.zeros(param.nbytes({"rows": 97}), np.uint8))
+        at = ptx.launch.at({"rows": 97})
+        entry = device.module(text)[spec.kernel_name]
+        entry.launch(grid=at.grid, block=at.block, args=[held[p.name] for p in ptx.params], shared=at.shared)
+        np.testing.assert_allclose(held["out"].numpy().astype(np.float32), wanted, rtol=0.02, atol=0.1)
+
+    for mode in ("check", "random"):
+        run(ptx.text, mode)
+    matter = [m for m in deletions(ptx.text) if any(place in m.what for place in ("red.release", "ld.acquire"))]
+    assert [m.kind for m in matter if m.kind == "fence"] == ["fence", "fence"]
+    for mutation in (m for m in matter if m.kind == "fence"):
+        with pytest.raises((ExecutionError, AssertionError)):
+            run(mutation.text, "check")
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "got", "nearest"),
+    [
+        ({"last_split": 1}, "must be one of 0, 2, 3, 4, 5, 6, 7, 8", "1", ""),
+        ({"last_split": 9}, "must be one of 0, 2, 3, 4, 5, 6, 7, 8", "9", ""),
+        ({"k": 64}, "must be at most 1, the tiles of k", "2", "0"),
+        ({"weights": "q4_k"}, "is for 16-bit weights", "weights='q4_k'", "last_split=0"),
+        ({"x_dtype": "f16"}, "is for weights as they lie", "x_dtype=f16", "x_dtype=bf16"),
+        ({"precision": "exact"}, 'is for precision "fast"', "precision='exact'", "precision='fast'"),
+        ({"tokens": 64}, "is for more than 64 tokens", "tokens=64", "tokens=96"),
+        ({"tokens": 176, "tile_rows": 256}, "has registers for 160 tokens in tiles of 256 rows", "tokens=176",
+         "tokens=160"),
+        ({"activation": "silu"}, "is for results without an activation", "activation='silu'", "last_split=0"),
+        ({"packed_out": True, "out_dtype": "f32", "n": 512}, "is for results that are rows", "packed_out=True",
+         "last_split=0"),
+        ({"stream": True}, "is for whole tiles before the last turn", "stream=True", "stream=False"),
+        ({"split": 2}, "is for CTAs that have all of k before the last turn", "split=2", "split=1"),
+        ({"share": 2}, "is for CTAs that share no tokens", "share=2", "share=1"),
+        ({"slices": 2}, "is for warpgroups that have rows of their own", "slices=2", "slices=1"),
+        ({"carried": True}, "needs results stored by the warps that multiply", "carried=True", "carried=False"),
+        ({"last_tiles": 1, "tile_rows": 128}, "is for tiles of one size", "last_tiles=1", "last_tiles=0"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_it_does_not_go_with_is_refused(fields: dict[str, Any], rule: str, got: str, nearest: str) -> None:
+    said = f"last_split: {rule} (got {got}{'; nearest: ' * bool(nearest)}{nearest})"
+    with pytest.raises(SpecError, match=re.escape(said)):
+        PackedGemm(**{"n": 320, "k": 512, **FIELDS, "last_split": 2, **fields})
+
+
+def test_a_cta_has_tokens_of_its_own() -> None:
+    """Whole tiles have all tokens; of shared ones a CTA finishes whole octets."""
+    at = Geometry.of(PackedGemm(8576, 512, **FIELDS | {"tokens": 256, "tile_rows": 128}, last_split=5))
+    assert (at.out_tokens, at.shared_tokens, at.takers, at.most_shared) == (256, 64, 4, 26)
+
+
+@needs_assembler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens": 256}, {"tokens": 192}, {"tokens": 208}, {"tokens": 128, "tile_rows": 192},
+        {"tokens": 104, "tile_rows": 64}, {"tokens": 256, "out_dtype": "f32", "residual": True},
+        {"tokens": 240, "last_split": 7}, {"tokens": 256, "bias": True}, {"tokens": 160, "tile_rows": 256},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_spills(fields: dict[str, Any]) -> None:
+    spec = PackedGemm(**{"n": 9472, "k": 5120, "programmatic": True, **FIELDS, "tile_rows": 128, "last_split": 4}
+                      | fields)  # fmt: skip
+    made = assemble(generate(spec, WHERE).text, WHERE)
+    assert made.resources["packed_gemm"].clean
+    assert "serialized" not in made.log
+
+
+@pytest.mark.gpu
+def test_launches_share_a_workspace_on_a_gpu(gpu: Device) -> None:
+    """Programmatic launches back to back, of which the next begins while CTAs of the last still run."""
+    spec = PackedGemm(134 * 64, 1024, last_split=8, programmatic=True, **FIELDS)
+    values = spec.example(np.random.default_rng(0), rows=90)
+    arrays = {name: value if name == "n_rows" else gpu.array(value) for name, value in values.items()}
+    bound = gpu.load(spec, WHERE).bind(**arrays)
+    bound.launch()
+    gpu.synchronize()
+    once = arrays["out"].numpy().tobytes()
+    arrays["out"].fill(0)
+    for _ in range(40):
+        bound.launch()
+    gpu.synchronize()
+    assert arrays["out"].numpy().tobytes() == once
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (256, {"n": 134 * 128, "tokens": 256, "tile_rows": 128, "last_split": 8}),
+        (500, {"n": 9472, "tokens": 256, "tile_rows": 128, "last_split": 7, "residual": True, "out_dtype": "f32"}),
+        (1000, {"n": 1600, "tokens": 176, "tile_rows": 64, "last_split": 4, "indirect": True}),
+        (100, {"n": 1000, "tokens": 104, "tile_rows": 128, "last_split": 6}),  # a last turn alone
+        (3000, {"n": 2048, "tokens": 192, "tile_rows": 192, "last_split": 2, "bias": True}),
+    ],
+    ids=str,
+)
+def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
+    spec = PackedGemm(**{"k": 1152, "programmatic": True, **FIELDS, **fields})
+    first, second = (trial(spec, gpu, target=WHERE, rows=rows, limit=FAST) for _ in range(2))
+    first.require()
+    assert first.outputs["out"].tobytes() == second.outputs["out"].tobytes()
