@@ -122,7 +122,8 @@ class PackedGemm(PackedProduct):
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r"/n80_.* barrier .*bar.warp.sync.*%resets": "found in random order",
         r"/n80_.* barrier .*%meeting, 128; ld.shared": "does not matter: of a shared tile no CTA has these tokens",
-        r" barrier .*%meeting, 128; add.u32 %(tile|ordinal),": "does not matter: no CTA of a golden has a second tile",
+        r" barrier .*%meeting, 128; (add.u32 %tile,|mov.u32 %places_again)": "does not matter: no "
+        "CTA of a golden has a second tile",
         r"/n(56|192)_.* (barrier .*%held_word0|arrival .*bar.arrive %left_full)": "does not matter: no CTA of a golden "
         "has a second tile",
         r" (barrier .*roots_free_end|arrival .*bar.arrive 6,)": "does not matter: no CTA of a golden has a second tile",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ptxgen.kernels.packed_gemm import PackedGemm
 from ptxgen.models.program import Op, Program
+from ptxgen.models.step.products import TILE
 from ptxgen.products.wgmma.tiling.shape import PROCESSORS
 
 
@@ -21,9 +22,11 @@ def fitted(program: Program, multiprocessors: int | None) -> Program:
 
 def _alone(op: Op) -> Op:
     """An op whose CTAs wait for no others but those of their cluster."""
-    if not (isinstance(op.spec, PackedGemm) and (op.spec.stream or op.spec.by_memory or op.spec.last_split)):
+    spec = op.spec
+    if not (isinstance(spec, PackedGemm) and (spec.stream or spec.by_memory or spec.last_split)):
         return op
-    spec = replace(op.spec, stream=False, by_memory=False, last_split=0, tile_rows=0, split=0)
+    given = {each.name: getattr(spec, each.name) for each in fields(spec) if each.name not in TILE}
+    spec = PackedGemm.best(op.sizes["rows"], **given, stream=False, by_memory=False, last_split=0)
     params = spec.params()
     names = {param.name for param in params}
     tensors = {name: ref for name, ref in op.tensors.items() if name in names}

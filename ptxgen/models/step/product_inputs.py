@@ -188,12 +188,18 @@ class ProductInputs(RowForms):
         more: dict[str, Any] = {"x_dtype": bf16, "precision": self._rounding, "programmatic": self.programmatic}
         first = {"n": gate.n, "k": gate.k, "weights": gate.kinds[0], **gate.fields, **more}
         alone = bool(self.model.block.mlp_post_norm)
-        then = {"n": down.n, "k": down.k, "weights": down.kinds[0], "residual": not alone, **more}
+        then = {"n": down.n, "k": down.k, "weights": down.kinds[0], "residual": not alone, **more, **self._alike}
         return _tokens_of_both(self.rows, tuple(sorted(first.items())), tuple(sorted(then.items())))
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""
-        return _fastest(self.rows, tuple(sorted((fields | {"programmatic": self.programmatic}).items())))
+        more = {"programmatic": self.programmatic, **self._alike}
+        return _fastest(self.rows, tuple(sorted((fields | more).items())))
+
+    @property
+    def _alike(self) -> dict[str, int]:
+        """Fields without which a row's sums would have another order in tiles of the last turn."""
+        return {"last_split": 0} if self.batch_invariant else {}
 
     def _digit_gemm(self, **fields: Any) -> DigitGemm:
         """The product of digits with these fields whose shares are likely the fastest."""

@@ -94,7 +94,6 @@ class Products(ProductInputs):
         held = self.tensors[x]
         found = {"tokens": held.shape[-2], "x_dtype": held.dtype, "precision": self._rounding}
         found |= {"by_row": True} if held.dtype == f16 else {}
-        found |= {"last_split": 0} if self.batch_invariant else {}  # else a row's bits depend on where it is
         tiles = self._tiles(**fields, **found)
         return found | {name: getattr(tiles, name) for name in TILE}
 

@@ -195,7 +195,8 @@ class Tasks:
             if spec.stream:
                 self._next_part(tiles)
             elif spec.last_split:
-                b.op("add.u32", self.ordinal, self.ordinal, at.most_turns)
+                places = b.op("mov.u32", "places_again", b.special("nctaid.x"))  # else it takes a register
+                b.op("add.u32", self.ordinal, self.ordinal, places)
                 b.op("setp.lt.u32", "more_tiles", self.ordinal, tiles)
             else:
                 if at.crowded:
@@ -298,8 +299,9 @@ class Tasks:
     def _find_turns(self, tiles: Reg) -> None:
         """How many tiles are whole, and whether those of the last turn are shared; `tiles` becomes how many places of
         CTAs there are in all turns."""
-        b, places, split = self.b, self.at.most_turns, self.at.shape.last_split
-        whole = self.whole = divide_any(b, "whole_tiles", tiles, places)
+        b, split = self.b, self.at.shape.last_split
+        places = b.op("mov.u32", "places", b.special("nctaid.x"))
+        whole = self.whole = b.op("div.u32", "whole_tiles", tiles, places)
         b.op("mul.lo.u32", whole, whole, places)
         left = b.op("sub.u32", "tiles_left", tiles, whole)
         wanted = b.op("mul.lo.u32", "places_wanted", left, split)
@@ -328,14 +330,24 @@ class Tasks:
         if self.takes is not None:
             b.op("setp.lt.u32", self.takes, rank, at.takers)
 
-    def finishes(self, token: Reg) -> tuple[Reg, Reg] | None:
-        """Of the tile, a token of those that this CTA finishes, `token` being counted from the first of them, and how
-        many these are; None where that is the same of all tiles. Part of an open fragment."""
+    def finished(self, token: Reg) -> Reg:
+        """Of the tile, a token of those that this CTA finishes, `token` being counted from the first of them; part of
+        an open fragment."""
+        if self.is_shared is None:
+            return token
+        first: Reg = self.b.op("mad.lo.u32", "finished_token", self.shared_rank, self.at.shared_tokens, token)
+        return first
+
+    def limit(self, left: Reg, token: Reg) -> Reg | None:
+        """`left`, the tokens from one on that is counted as above, becomes at most as many as the CTA finishes; the
+        result: how many these are in all, None where that is the same of all tiles. Part of an open fragment."""
         if self.is_shared is None:
             return None
         b, at = self.b, self.at
-        first = b.op("mad.lo.u32", "finished_token", self.shared_rank, at.shared_tokens, token)
-        return first, b.op("selp.b32", "finished_tokens", at.shared_tokens, at.tokens, self.is_shared)
+        every: Reg = b.op("selp.b32", "finished_tokens", at.shared_tokens, at.tokens, self.is_shared)
+        own = b.op("sub.s32", convert.scratch(b, "own_left", "s32"), every, token)
+        b.op("min.s32", left, left, own)
+        return every
 
     # -- an even share of all k ----------------------------------------------------------------------------------------
 

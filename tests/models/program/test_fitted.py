@@ -44,6 +44,10 @@ def test_no_product_waits_for_ctas_that_do_not_run(
     assert _together(fewer) == []
     assert [op.name for op in fewer.ops] == [op.name for op in program.ops]
     assert {t.name for t in program.of_kind("weight")} == {t.name for t in fewer.of_kind("weight")}
+    for op in (op for op, was in zip(fewer.ops, program.ops, strict=True) if op is not was):
+        alone = {"stream": False, "by_memory": False, "last_split": 0}
+        given = {each.name: getattr(op.spec, each.name) for each in fields(op.spec) if each.name not in TILE}
+        assert PackedGemm.best(op.sizes["rows"], **given, **alone) == op.spec
 
 
 @pytest.mark.parametrize(("rows", "hidden", "intermediate"), [(192, 5120, 13824), (128, 1536, 8960), (64, 2560, 9728)])
@@ -70,5 +74,8 @@ def test_rows_of_invariant_batches_are_summed_alike(invariant: bool) -> None:
         model, "bf16", "batch", rows=256, kv_dtype="f16", target="sm_90a", precision="fast", batch_invariant=invariant,
     )  # fmt: skip
     packed = [op.spec for op in program.ops if isinstance(op.spec, PackedGemm)]
-    assert packed
     assert any(spec.last_split for spec in packed) != invariant
+    more = {"last_split": 0} if invariant else {}
+    (o_proj,) = {op.spec for op in program.ops if op.role == "o_proj"}
+    given = {each.name: getattr(o_proj, each.name) for each in fields(o_proj) if each.name not in (*TILE, "tokens")}
+    assert PackedGemm.best(256, **given, **more) == o_proj

@@ -14,6 +14,7 @@ from ptxgen import ExecutionError, SpecError, assemble, generate
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
 from ptxgen.launch import evaluate
+from ptxgen.products.wgmma.cost_model.waves import shares_last
 from ptxgen.products.wgmma.tiling import shape
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.runtime import Device
@@ -30,30 +31,44 @@ FIELDS: dict[str, Any] = {"precision": "fast", "share": 1, "out_dtype": "bf16", 
 def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Six, so that a launch has several turns."""
     monkeypatch.setattr(shape, "PROCESSORS", 6)
+    clear_cache()
     yield
     clear_cache()
 
 
-# n of 64 rows a tile: 4 tiles for each 96 tokens
 @pytest.mark.parametrize("mode", ["fast", "check", "random"])
 @pytest.mark.parametrize(
-    ("rows", "fields"),
+    ("rows", "fields", "shared"),
     [
-        (97, {"last_split": 3}),  # 8 tiles: a whole turn, two that three CTAs share
-        (97, {"last_split": 3, "programmatic": True, "residual": True, "out_dtype": "f32"}),
-        (96, {"last_split": 2, "n": 190}),  # a last turn alone: three tiles
-        (300, {"last_split": 2, "indirect": True, "programmatic": True}),  # 16 tiles: four left, too many to share
-        (200, {"last_split": 5, "n": 448, "out_dtype": "f16", "weights": "f16", "x_dtype": "f16"}),  # 21: 3 left
-        (130, {"last_split": 6, "n": 448, "tokens": 192, "bias": True}),  # 7: one left, which all share
-        (290, {"last_split": 3, "n": 256, "tokens": 104, "tile_rows": 128, "programmatic": True}),  # 13 octets
-        (100, {"last_split": 2, "n": 199, "tokens": 128, "tile_rows": 256, "out_dtype": "f32", "bias": True}),
-        (150, {"last_split": 4, "n": 448, "tokens": 160, "tile_rows": 192, "evict_first": True}),
+        (97, {"last_split": 3}, 2),  # of 8 tiles: behind a turn of whole ones
+        (97, {"last_split": 3, "programmatic": True, "residual": True, "out_dtype": "f32"}, 2),
+        (96, {"last_split": 2, "n": 190}, 3),  # of three: there are no whole ones
+        (300, {"last_split": 2, "indirect": True, "programmatic": True}, 0),  # of 16 four are left, too many
+        (200, {"last_split": 2, "n": 448, "out_dtype": "f16", "weights": "f16", "x_dtype": "f16"}, 3),
+        (130, {"last_split": 6, "n": 448, "tokens": 192, "bias": True}, 1),
+        (150, {"last_split": 2, "n": 448, "tokens": 104, "tile_rows": 128, "programmatic": True}, 2),  # 13 octets
+        (100, {"last_split": 5, "n": 448, "tokens": 128}, 1),  # one CTA takes no tokens
+        (100, {"last_split": 5, "n": 448, "tokens": 128, "residual": True, "out_dtype": "f32"}, 1),
+        (100, {"last_split": 2, "n": 199, "tokens": 128, "tile_rows": 256, "out_dtype": "f32", "bias": True}, 1),
+        (150, {"last_split": 2, "n": 1600, "tokens": 160, "tile_rows": 192, "evict_first": True}, 3),
     ],
     ids=str,
-)  # fmt: skip
-def test_it_adds_up_what_ctas_share(mode: str, rows: int, fields: dict[str, Any], few_processors: None) -> None:
+)
+def test_it_adds_up_what_ctas_share(
+    mode: str, rows: int, fields: dict[str, Any], shared: int, few_processors: None
+) -> None:
     spec = PackedGemm(**{"n": 256, "k": 512, **FIELDS, **fields})
+    at = Geometry.of(spec)
+    assert shares_last(at, rows) == (shared > 0)
+    assert shared in (0, at.row_groups * -(-rows // spec.tokens) % 6)
     tried(spec, mode, rows, None)
+
+
+def test_some_ctas_take_no_tokens() -> None:
+    """As 16 octets of five CTAs, and 13 of two, are not shared out evenly."""
+    for tokens, split, takers in ((128, 5, 4), (104, 2, 1), (96, 3, 3)):
+        at = Geometry.of(PackedGemm(448, 512, **FIELDS | {"tokens": tokens}, last_split=split))
+        assert at.takers == takers
 
 
 def test_whole_turns_and_one_that_is_shared() -> None:
@@ -81,9 +96,10 @@ def test_tokens_past_the_last_are_not_written(count: int, few_processors: None) 
     assert done.outputs["out"][count:].tobytes() == values["out"][count:].tobytes()
 
 
-@pytest.mark.parametrize("rows", [30, 97, 200, 300])
-def test_a_launch_finds_the_counters_as_the_one_before(rows: int, few_processors: None) -> None:
+@pytest.mark.parametrize(("rows", "shared"), [(97, True), (190, True), (290, False), (480, True)])
+def test_a_launch_finds_the_counters_as_the_one_before(rows: int, shared: bool, few_processors: None) -> None:
     spec = PackedGemm(256, 256, last_split=3, **FIELDS)
+    assert shares_last(Geometry.of(spec), rows) == shared
     device = CpuDevice(mode="check")
     values = spec.example(np.random.default_rng(0), rows=rows)
     counters = next(p for p in generate(spec, WHERE).params if p.name == "given").shape
@@ -135,8 +151,8 @@ def test_orders_that_matter(few_processors: None) -> None:
         ({"x_dtype": "f16"}, "is for weights as they lie", "x_dtype=f16", "x_dtype=bf16"),
         ({"precision": "exact"}, 'is for precision "fast"', "precision='exact'", "precision='fast'"),
         ({"tokens": 64}, "is for more than 64 tokens", "tokens=64", "tokens=96"),
-        ({"tokens": 176, "tile_rows": 256}, "has registers for 160 tokens in tiles of 256 rows", "tokens=176",
-         "tokens=160"),
+        ({"tokens": 176, "tile_rows": 256}, "has registers for 128 tokens in tiles of 256 rows", "tokens=176",
+         "tokens=128"),
         ({"activation": "silu"}, "is for results without an activation", "activation='silu'", "last_split=0"),
         ({"packed_out": True, "out_dtype": "f32", "n": 512}, "is for results that are rows", "packed_out=True",
          "last_split=0"),
@@ -167,7 +183,9 @@ def test_a_cta_has_tokens_of_its_own() -> None:
     [
         {"tokens": 256}, {"tokens": 192}, {"tokens": 208}, {"tokens": 128, "tile_rows": 192},
         {"tokens": 104, "tile_rows": 64}, {"tokens": 256, "out_dtype": "f32", "residual": True},
-        {"tokens": 240, "last_split": 7}, {"tokens": 256, "bias": True}, {"tokens": 160, "tile_rows": 256},
+        {"tokens": 240, "last_split": 7}, {"tokens": 256, "bias": True},
+        {"tokens": 128, "tile_rows": 256, "bias": True},
+        {"tokens": 128, "tile_rows": 256, "bias": True, "last_split": 2},
     ],
     ids=str,
 )  # fmt: skip
@@ -213,3 +231,16 @@ def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
     first, second = (trial(spec, gpu, target=WHERE, rows=rows, limit=FAST) for _ in range(2))
     first.require()
     assert first.outputs["out"].tobytes() == second.outputs["out"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "split"), [(256, 17152, 4352, 8), (900, 7296, 6272, 6), (300, 9216, 3968, 8)]
+)
+def test_best_takes_it_where_a_last_turn_is_thin(rows: int, n: int, k: int, split: int) -> None:
+    """As was measured to be faster (docs/experiments.md)."""
+    fields: dict[str, Any] = {"n": n, "k": k, "weights": "bf16", "precision": "fast", "out_dtype": "bf16"}
+    assert PackedGemm.best(rows, **fields).last_split == split
+    assert PackedGemm.best(rows, **fields, split=1, share=1).last_split == split
+    assert PackedGemm.best(rows, **fields, last_split=2).last_split == 2
+    for alone in ({"last_split": 0}, {"split": 2}, {"share": 2}, {"by_memory": False, "split": 3}):
+        assert PackedGemm.best(rows, **fields, **alone).last_split == 0

@@ -208,7 +208,8 @@ def _last_split(fields: dict[str, Any], given: dict[str, tuple[int, ...]], ctas:
     """How CTAs share k of the last turn's tiles, of so many in all, which was measured of weights of 16 bits: one way,
     or none."""
     left = ctas % PROCESSORS
-    if not _plain(fields) or given.keys() & {"split", "share"} or ctas < PROCESSORS or not left:
+    alone = all((given.get(name) or (1,)) in ((0,), (1,)) for name in ("split", "share"))
+    if not (_plain(fields) and alone and left) or ctas < PROCESSORS:
         return []
     most = min(MOST_BY_MEMORY, PROCESSORS // left, fields["k"] // (LEAST_OF_K * COLUMNS))
     if fields.get("last_split", most) != most or most < 2 or fields.get("by_memory"):
@@ -409,6 +410,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     chosen = min(found, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
     if (ended := _ended(found, fields, rows)) and (_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
+        # a last turn that is shared has passed for the better one before: small tiles need not be better by as much
         most = _counted(chosen, rows) if chosen.last_split else WORTH * cycles(chosen, rows)
         chosen = shortest if cycles(shortest, rows) < most else chosen
     if weights_converted.is_open(fields, rows):

@@ -69,8 +69,7 @@ def cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
     left: float = 1 if at.carried else sum(turns)  # the last tile's results alone leave behind all products
     meeting = MEETING if shape.share > 1 else 0
     if waves.shares_last(at, rows):
-        pace = (_step_of_one if is_of_one(spec) else _step)(at, shape.groups)
-        stage += pace / shape.last_split
+        stage += _step_of_one(at, shape.groups) / shape.last_split
         sent += BETWEEN + BY_MEMORY + BY_MEMORY_LARGE * of_large(at)
         left += 1 / at.takers
     return steps * beside * slower * stage + sum(turns) * BETWEEN + left * written(spec, at) + sent + start + meeting

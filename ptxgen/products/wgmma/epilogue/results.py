@@ -95,7 +95,7 @@ class Results:
                 self.bias_from = b.ld_param("bias")
             self._begin_beside(lane)
         self.group, self.token_tile, self.count, self.takes = tasks.group, tasks.token_tile, tasks.count, tasks.takes
-        self.finishes = tasks.finishes
+        self.finished, self.limit = tasks.finished, tasks.limit
         self._ask_early()
         if at.mates > 1:
             self._in_rounds()
@@ -146,13 +146,11 @@ class Results:
     def _find_output(self) -> None:
         """The lane's outputs of its first token, and how many tokens there are from that on."""
         b, spec, at = self.b, self.spec, self.at
-        finished, number = self.finishes(self.token) or (self.token, None)
-        row, column = self._find_place(finished)
-        self.outlet.find(self.token_tile, finished, row, column)
+        token = self.finished(self.token)
+        row, column = self._find_place(token)
+        self.outlet.find(self.token_tile, token, row, column)
         b.op("sub.s32", self.left, self.count, row)
-        if number is not None:
-            own = b.op("sub.s32", convert.scratch(b, "own_left", "s32"), number, self.token)
-            b.op("min.s32", self.left, self.left, own)
+        self.limit(self.left, self.token)
         b.op("setp.lt.u32", self.inside, column, spec.n)
         if self.takes is not None:
             b.op("and.pred", self.inside, self.inside, self.takes)

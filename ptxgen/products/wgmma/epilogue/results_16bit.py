@@ -58,9 +58,7 @@ class HalfResults:
             self._begin(tasks)
             self.own_token = tasks.own_token(self.token, at.out_tokens)
         with b.fragment("find_output", "the thread's first token and its outputs"):
-            finishes = tasks.finishes(self.own_token)
-            self.finished, left = finishes or (self.own_token, None)
-            self._find(tasks.group, tasks.token_tile, tasks.count, left)
+            left = self._find(tasks)
             if at.crowded and self.spec.activation:
                 left = b.op("mul.lo.u32", "tile_left", tasks.token_tile, at.tokens)
                 b.op("sub.s32", left, tasks.count, left)
@@ -125,17 +123,17 @@ class HalfResults:
         """What the output asks for, of a thread that takes `piece` up."""
         self.row_bytes = self.dtype.bytes * self.spec.n
 
-    def _find(self, group: Reg, token_tile: Reg, count: Reg, finished: Reg | None) -> None:
+    def _find(self, tasks: Tasks) -> Reg | None:
+        """The thread's outputs; the result: how many tokens the CTA finishes, where tiles differ in that."""
         b, spec, at = self.b, self.spec, self.at
-        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.finished)
+        group, token_tile, token = tasks.group, tasks.token_tile, tasks.finished(self.own_token)
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, token)
         column = b.op(
             "mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows // at.shape.units, self.column
         )
         self._find_place(token_tile, row, column)
-        b.op("sub.s32", self.left, count, row)
-        if finished is not None:
-            own = b.op("sub.s32", convert.scratch(b, "own_left", "s32"), finished, self.token)
-            b.op("min.s32", self.left, self.left, own)
+        b.op("sub.s32", self.left, tasks.count, row)
+        every = tasks.limit(self.left, self.token)
         inside = self.inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
         if self.at_once > at.result_tokens:
             b.op("setp.lt.and.u32", inside, self.token, at.result_tokens, inside)
@@ -144,6 +142,7 @@ class HalfResults:
         b.op("selp.s32", self.left, self.left, 0, inside)
         if self.bias is not None:
             self._find_bias(group)
+        return every
 
     def _find_bias(self, group: Reg) -> None:
         """The bias of this lane's outputs."""

@@ -19,7 +19,7 @@ CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose resu
 CARRIED_SPILLS = 224  # tokens of tiles of two warpgroups that spilled 64 bytes
 CARRIED_WHOLE = (160, 192)  # where the warp that copies spilled 20 to 28 bytes if its lanes bring rows one by one
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
-LAST_SPLIT_SUMS = 320  # of a row, beside which there are registers for shared tiles: with 352 12 bytes were spilled
+LAST_SPLIT_SUMS = 256  # of a row, beside which there are registers for shared tiles: with 288 some spill 12 bytes
 SLICED_TOKENS = SLICES * GROUP  # whole octets of each of them
 
 
