@@ -28,7 +28,12 @@ ROUNDED = 3e-2  # of logits, relative, where tokens are rounded to bf16 before e
 WAYS = {
     "by_memory": ({(choice, "FEWEST_BY_MEMORY"): 2, (choice, "RATHER_OTHERS"): 0.1}, {"qkv", "down_proj"}),
     "last_split": (
-        {(choice, "PROCESSORS"): 3, (shape, "PROCESSORS"): 3, (choice, "RATHER_WHOLE"): 0.1},
+        {
+            (choice, "PROCESSORS"): 3,
+            (shape, "PROCESSORS"): 3,
+            (choice, "RATHER_WHOLE"): 0.1,
+            (choice, "RATHER_SMALL"): 0.1,
+        },
         {"down_proj"},
     ),
 }

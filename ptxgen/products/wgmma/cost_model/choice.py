@@ -63,8 +63,10 @@ READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights l
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
 ROWS_OF_THREE = 64  # of a CTA where three share k: with two warpgroups clusters of three are slower than counted
-# how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn
-RATHER_OTHERS, RATHER_WHOLE = 1.01, 1.02
+# how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn; rather
+# than one of so many tokens that does so, whose power lowers the clock
+RATHER_OTHERS, RATHER_WHOLE, RATHER_SMALL = 1.01, 1.02, 1.05
+LARGE_COUNT = 240
 LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
@@ -292,7 +294,9 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 
 def _counted(spec: PackedProduct, rows: int) -> float:
     """Cycles by which candidates are compared."""
-    rather = RATHER_OTHERS if spec.by_memory else RATHER_WHOLE if spec.last_split else 1
+    rather = RATHER_OTHERS if spec.by_memory else 1.0
+    if spec.last_split:
+        rather = RATHER_SMALL if spec.tokens >= LARGE_COUNT else RATHER_WHOLE
     return cycles(spec, rows) * rather
 
 
