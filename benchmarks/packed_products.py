@@ -7,8 +7,7 @@
 Every call is a node of a CUDA graph over weights that exceed the L2, the same values for all. Implementations of a case
 are measured in rounds, each in a random order, and the median counts. `ptxgen`: `PackedGemm.best`,
 precision "fast", results in bf16 as cuBLAS has them; `programmatic`: the same launched programmatically; `exact`: the
-other precision, results in f32; `stream`: `programmatic` in tiles of 128 rows by 256 tokens, all k shared out evenly;
-`pack`: PackTokens. `error`: of 64 tokens, against float64.
+other precision, results in f32; `pack`: PackTokens. `error`: of 64 tokens, against float64.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +38,6 @@ QUANTISED = ("q4_k", "int4_g128", "q8_0", "q6_k", "e4m3_channel")
 BYTES = 260e6  # of weights in turn: five times the L2
 ROWS = 64  # whose error is taken
 NODES = 16
-STREAMED = 512  # tokens with which k is shared out evenly, too
 ROUNDS = 5  # where the card's power decides, two measurements of a kernel differ by up to 10 %
 REPLAYS = 5  # of a graph in a round
 SETTLE = 0.02  # seconds before a measurement
@@ -63,11 +60,6 @@ def specs(case: Case, impls: str | None = None) -> dict[str, PackedGemm]:
     for impl in ("ptxgen", "programmatic"):
         programmatic = impl == "programmatic"
         found[impl] = PackedGemm.best(m, precision="fast", out_dtype=bf16, programmatic=programmatic, **fields)
-    if m == STREAMED and case["weights"] == "bf16":
-        tile = {"tokens": 256, "tile_rows": 128, "split": 1, "share": 1}
-        found["stream"] = replace(
-            found["programmatic"], stream=True, by_memory=False, carried=False, last_tiles=0, last_split=0, **tile
-        )
     if (case["n"], case["k"]) in SHAPES[:2]:
         found["exact"] = PackedGemm.best(m, precision="exact", **fields)
     return found if impls is None else {impl: spec for impl, spec in found.items() if impl in impls.split(",")}
@@ -79,13 +71,12 @@ def packing(spec: PackedGemm) -> PackTokens:
 
 
 def named(spec: PackedGemm) -> str:
-    """`TOKENSxROWSxSPLITxSHARE`, and `stream` where k is shared out evenly, `by memory` where CTAs share it without
-    being a cluster, `last N` where the last N tiles of rows are of one warpgroup; 0: by the table."""
+    """`TOKENSxROWSxSPLITxSHARE`, and `by memory` where CTAs share k without being a cluster, `last N` where the last N
+    tiles of rows are of one warpgroup; 0: by the table."""
     tile = "x".join(str(part) for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
     tile += f" last {spec.last_tiles}" if spec.last_tiles else ""
     tile += f" last turn by {spec.last_split}" if spec.last_split else ""
-    tile += " by memory" if spec.by_memory else ""
-    return f"{tile} stream" if spec.stream else tile
+    return f"{tile} by memory" if spec.by_memory else tile
 
 
 def measure(
@@ -199,19 +190,22 @@ def as_time_allows(
     floors(run, done)
 
 
+# `stream` is in older rows alone: k of many tokens shared out evenly
 IMPLS = ("ptxgen", "programmatic", "stream", "exact", "pack", "cublas", "floor")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a case: µs of every implementation, the tile, cuBLAS ÷ ours as `programmatic`, TFLOP/s, the error."""
+    """A line a case: µs of every implementation that has rows, the tile, cuBLAS ÷ ours as `programmatic`, TFLOP/s, the
+    error."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         found.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row
+    shown = [impl for impl in IMPLS if any(impl in each for each in found.values())]
     head = (
         "tokens",
         "N × K",
         "weights",
-        *(f"{impl}, µs" for impl in IMPLS),
+        *(f"{impl}, µs" for impl in shown),
         "tile",
         "cuBLAS ÷ ours",
         "TFLOP/s",
@@ -222,7 +216,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         ours = each.get("programmatic", each.get("ptxgen"))
         if ours is None or "tile" not in ours:
             continue
-        cells = [f"{each[impl]['us']:.2f}" if impl in each else "" for impl in IMPLS]
+        cells = [f"{each[impl]['us']:.2f}" if impl in each else "" for impl in shown]
         cells += [ours["tile"], f"{each['cublas']['us'] / ours['us']:.2f}" if "cublas" in each else ""]
         lines.append(f"| {m} | {n}×{k} | {name} | {' | '.join(cells)} | {ours['tflops']:.0f} | {ours['error']:.1e} |")
     return "\n".join(lines)

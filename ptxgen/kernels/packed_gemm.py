@@ -77,14 +77,14 @@ class PackedGemm(PackedProduct):
 
     How work is shared out: `share`: CTAs of neighbouring rows copy tokens for each other. `split`: split-K: so many
     CTAs share k and add their sums, as a cluster (2, 3, 4, 8) or with `by_memory` through global memory (2 to 8; where
-    clusters find no room). `stream`: stream-K: k of all tiles is divided evenly among CTAs, with more than 64
-    tokens k of the last uneven round and of one more; the order of sums then depends on the number of tokens. `slices`:
-    two warpgroups of a CTA have the same 64 rows, each its half of k, and add their sums. `last_tiles`: so many of the
-    last tiles of rows are small, of one warpgroup, so that a CTA's last tile can be a small one. `last_split`: where
-    the last turn of tiles leaves room for it, so many CTAs (2 to 8) share k of each of its tiles and add their sums
-    through global memory (16-bit weights as they lie, more than 64 tokens); which tiles these are, and so the order of
-    sums, depends on the number of tokens. `carried`: other warps store a tile's results, rows of 16 bits, while the
-    next tile is multiplied. `evict_first`: weights are read with that L2 policy.
+    clusters find no room). `stream`: stream-K: k of all tiles of at most 64 tokens is divided evenly among CTAs; the
+    order of sums then depends on the number of tokens. `slices`: two warpgroups of a CTA have the same 64 rows, each
+    its half of k, and add their sums. `last_tiles`: so many of the last tiles of rows are small, of one warpgroup, so
+    that a CTA's last tile can be a small one. `last_split`: where the last turn of tiles leaves room for it, so many
+    CTAs (2 to 8) share k of each of its tiles and add their sums through global memory (16-bit weights as they lie,
+    more than 64 tokens); which tiles these are, and so the order of sums, depends on the number of tokens. `carried`:
+    other warps store a tile's results, rows of 16 bits, while the next tile is multiplied. `evict_first`: weights are
+    read with that L2 policy.
 
     Norms: with `norm` "rms" x is tiles as `norm_out` writes them; results are divided by sqrt(mean square + eps) of
     `squares`, before bias. `eps`: added to the mean square. `norm_out`, of at most 64 tokens in bf16: also writes the
@@ -120,7 +120,7 @@ class PackedGemm(PackedProduct):
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
-        r"/n80_.* barrier .*bar.warp.sync.*%resets": "found in random order",
+        r"/n(68|80)_.* barrier .*bar.warp.sync.*%resets": "found in random order",
         r"/n80_.* barrier .*%meeting, 128; ld.shared": "does not matter: of a shared tile no CTA has these tokens",
         r" barrier .*%meeting, 128; (add.u32 %tile,|mov.u32 %places_again)": "does not matter: no "
         "CTA of a golden has a second tile",
@@ -140,7 +140,7 @@ class PackedGemm(PackedProduct):
         dict(n=250, k=64, tokens=192, precision="fast"),
         dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
-        dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
+        dict(n=88, k=256, tokens=64, precision="fast", out_dtype="bf16", stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(n=68, k=256, tokens=8, precision="fast", out_dtype="bf16", tile_rows=64, split=3, by_memory=True),
         dict(

@@ -107,12 +107,12 @@ def test_impossible_geometry_is_refused_at_bind(fake: tuple[CudaDevice, Binding]
         fake[0].module(TEXT)["nothing"].bind(**geometry)
 
 
-@pytest.mark.parametrize("spec", [PackedGemm(88, 256, tokens=96, precision="fast", tile_rows=64, stream=True)])
+@pytest.mark.parametrize("spec", [PackedGemm(88, 256, tokens=64, precision="fast", tile_rows=64, stream=True)])
 def test_ctas_that_wait_for_each_other_are_refused_where_some_would_not_run(
     fake: tuple[CudaDevice, Binding], spec: PackedGemm
 ) -> None:
     device, binding = fake
-    kernel, rows = device.load(spec), 96
+    kernel, rows = device.load(spec), 64
     arrays = {p.name: device.zeros(Capacities({"rows": rows}).shape(p), p.dtype) for p in kernel.params[:3]}
     device.multiprocessors = 114
     with pytest.raises(SpecError, match=r"packed_gemm wait for each other, .* at most 114 on .* \(got 132\)"):

@@ -76,7 +76,8 @@ def of_products() -> Iterator[Outline]:
     fast = {"weights": "bf16", "precision": "fast"}
     blocks = {"weights": "e4m3_block", "x_dtype": "e4m3", "precision": "fast", "out_dtype": "bf16"}
     gated = {"gated": True, "activation": "silu", "stream": True}
-    crowded = {"bias": True, "activation": "gelu_tanh", "stream": True}
+    crowded = {"bias": True, "activation": "gelu_tanh"}
+    shared_out = {"tile_rows": 192, "out_dtype": "bf16", "stream": True}
     yield from (
         Outline(
             "product_shared_k", "sm_90", Gemv(40, 2304, "q4_k", residual=True), product=ProductChoice(4, 2, 6, 2, 1)
@@ -96,6 +97,11 @@ def of_products() -> Iterator[Outline]:
         Outline("packed_factors", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks)),
         Outline("packed_factors_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=128, split=2, **blocks)),
         Outline("packed_crowded", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **blocks, **crowded)),
+        Outline(
+            "packed_crowded_stream",
+            "sm_90a",
+            PackedGemm(n=256, k=512, weights="q4_k", tokens=64, precision="fast", **crowded, **shared_out),
+        ),
         Outline(
             "packed_mates",
             "sm_90a",

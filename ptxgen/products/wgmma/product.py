@@ -56,8 +56,8 @@ class PackedProduct(Weighted):
     stream: bool = field(
         default=False,
         later=True,
-        draws=lambda drawn: (False, drawn.get("tokens", 0) > 64),
-        doc="CTAs share k of tiles evenly: a result then depends on how many tokens there are",
+        draws=lambda drawn: (False, 0 < drawn.get("tokens", 0) <= layout.COLUMNS),
+        doc="up to 64 tokens, CTAs share k of tiles evenly: a result then depends on how many tokens there are",
     )
     evict_first: bool = field(
         default=False,

@@ -60,6 +60,8 @@ def field_rules(spec: PackedProduct) -> Iterator[str]:
     yield from rules.one_of("share", spec.share, (0, 1, 2, 4))
     if spec.stream and spec.split > 1:
         yield f"stream: shares k out anyway (got stream=True, split={spec.split}; nearest: split=1)"
+    if spec.stream and spec.tokens > MOST_ROWS_FIRST:
+        yield f"stream: is for at most {MOST_ROWS_FIRST} tokens (got tokens={spec.tokens}; nearest: stream=False)"
     if spec.share * spec.split > MOST_CLUSTER:
         nearest = MOST_CLUSTER // spec.split
         yield (

@@ -1,10 +1,9 @@
 """The tile scheduler: which tile a CTA takes next, and which part of k: whole tiles in turn, or an even share of all k.
 
 Tiles of many tokens go in bands, so that neighbouring CTAs have rows of weights or tokens in common. Where k is shared
-evenly (`stream`), a CTA begins and ends within tiles; `split_k/stream.py` has what becomes of their sums. Of many
-tokens only the last uneven round of tiles and one round more are shared so, first; then every CTA has as many whole
-tiles. With `last_split` whole tiles go first, a turn after the other; where the tiles of the last turn are so few that
-each has room for that many CTAs, these share its k and add up their sums by memory (`split_k/memory.py`).
+evenly (`stream`), a CTA begins and ends within tiles; `split_k/stream.py` has what becomes of their sums. With
+`last_split` whole tiles go first, a turn after the other; where the tiles of the last turn are so few that each has
+room for that many CTAs, these share its k and add up their sums by memory (`split_k/memory.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.division import divide_any
 from ptxgen.idioms.division import split as split_by
 from ptxgen.products.wgmma.tiling.geometry import WARPS, Geometry
-from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -49,7 +47,6 @@ class Tasks:
         self.takes: Reg | None = None
         self.first_step: Reg | None = None
         self.steps: Reg | int = at.steps
-        self.whole: Reg | None = None  # the next tile that is not shared
         self.is_last: Reg | None = None
         self.passes: Reg | None = None
         self.turn: Reg | None = None
@@ -193,7 +190,8 @@ class Tasks:
             if at.crowded:
                 self._count_tiles(tiles)
             if spec.stream:
-                self._next_part(tiles)
+                b.op("add.u32", self.unit, self.unit, self.steps)
+                b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
             elif spec.last_split:
                 places = b.op("mov.u32", "places_again", b.special("nctaid.x"))  # else it takes a register
                 b.op("add.u32", self.ordinal, self.ordinal, places)
@@ -313,7 +311,6 @@ class Tasks:
     def _find_turn(self) -> None:
         """The tile, and the CTA's part of its k."""
         b, at, split, rank = self.b, self.at, self.at.shape.last_split, self.shared_rank
-        assert self.whole is not None
         assert isinstance(self.steps, Reg)
         b.op("setp.ge.and.u32", self.is_shared, self.ordinal, self.whole, self.shares)
         b.op("sub.u32", rank, self.ordinal, self.whole)
@@ -352,13 +349,9 @@ class Tasks:
     # -- an even share of all k ----------------------------------------------------------------------------------------
 
     def _find_range(self, tiles: Reg) -> None:
-        """Steps of all tiles that are shared, one tile's after the other's, are dealt out in runs of the same length,
-        or one more."""
+        """Steps of all tiles, one tile's after the other's, are dealt out in runs of the same length, or one more."""
         b, clusters = self.b, self.tile_step
-        if self.at.tokens > MOST_ROWS_FIRST:
-            units = self._find_whole(tiles)
-        else:
-            units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
+        units = b.op("mul.lo.u32", "steps_in_all", tiles, self.at.steps)
         self.run = b.op("div.u32", "run", units, clusters)
         left = self.longer = b.op("mul.lo.u32", "longer_runs", self.run, clusters)
         b.op("sub.u32", left, units, left)
@@ -368,33 +361,6 @@ class Tasks:
         after = b.op("add.u32", "next_cluster", self.cluster, 1)
         self.find_end(self.end, after)
         self.has_tile = b.op("setp.lt.u32", "has_tile", self.unit, self.end)
-
-    def _find_whole(self, tiles: Reg) -> Reg:
-        """Steps that are shared: of several rounds of tiles what is left of the last, and one round more; tiles from
-        there on are whole, and each cluster goes on to its own."""
-        b, clusters, steps = self.b, self.at.most_turns, self.at.steps
-        b.op("min.u32", tiles, tiles, MOST_UNITS // steps)
-        whole = self.whole = b.op("rem.u32", "whole_tile", tiles, clusters)
-        b.op("add.u32", whole, whole, clusters)
-        b.op("min.u32", whole, whole, tiles)
-        units: Reg = b.op("mul.lo.u32", "steps_shared", whole, steps)
-        b.op("add.u32", whole, whole, self.cluster)
-        return units
-
-    def _next_part(self, tiles: Reg) -> None:
-        """The next part of this CTA's run; behind the last its whole tiles."""
-        b = self.b
-        b.op("add.u32", self.unit, self.unit, self.steps)
-        if self.whole is None:
-            b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
-            return
-        ended = b.op("setp.ge.u32", "run_ends", self.unit, self.end)
-        more = b.op("setp.lt.u32", "more_tiles", self.unit, self.end)
-        b.op("setp.lt.u32", more, self.whole, tiles, pred=ended)
-        b.op("min.u32", self.whole, self.whole, MOST_UNITS // self.at.steps - 1)
-        b.op("mul.lo.u32", self.unit, self.whole, self.at.steps, pred=ended)
-        b.op("add.u32", self.end, self.unit, self.at.steps, pred=ended)
-        b.op("add.u32", self.whole, self.whole, self.at.most_turns, pred=ended)
 
     def find_end(self, out: Reg, clusters: Reg) -> None:
         """Where the runs of the first `clusters` clusters end."""

@@ -54,15 +54,13 @@ def test_every_tile(mode: str, rows: int, count: int, k: int, row_scales: bool) 
 
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (300, {"n": 384, "k": 512, "tokens": 128, "split": 2, "bias": True}),
-    (300, {"n": 512, "k": 512, "tokens": 192, "stream": True}),
     (700, {"n": 512, "k": 1152, "tokens": 192, "split": 1, "residual": True, "indirect": True, "programmatic": True}),
     (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "split": 2, "activation": "silu"}),
-    (300, {"n": 512, "k": 1024, "tokens": 96, "share": 2, "stream": True, "residual": True, "programmatic": True}),
+    (300, {"n": 512, "k": 1024, "tokens": 96, "share": 2, "residual": True, "programmatic": True}),
     (300, {"n": 384, "k": 512, "tokens": 128, "split": 2, "bias": True, "row_scales": True}),
-    (300, {"n": 512, "k": 512, "tokens": 192, "stream": True, "row_scales": True, "programmatic": True}),
+    (300, {"n": 512, "k": 512, "tokens": 192, "row_scales": True, "programmatic": True}),
     (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "activation": "silu", "row_scales": True}),
     (700, {"n": 512, "k": 512, "tokens": 256, "activation": "gelu_tanh", "bias": True, "out_dtype": bf16}),
-    (700, {"n": 512, "k": 512, "tokens": 256, "activation": "silu", "stream": True, "out_dtype": bf16}),
     (700, {"n": 512, "k": 512, "tokens": 192, "activation": "silu", "out_dtype": bf16, "row_scales": True}),
 )
 
@@ -81,7 +79,6 @@ def test_what_stands_around_the_products(mode: str, rows: int, fields: dict[str,
 @pytest.mark.parametrize("row_scales", [False, True])
 @pytest.mark.parametrize("fields", [
     {"tokens": 104, "split": 2, "gated": True, "activation": "silu"},
-    {"tokens": 112, "tile_rows": 128, "stream": True},
     {"tokens": 112, "tile_rows": 128, "split": 2, "residual": True},
 ], ids=str)  # fmt: skip
 def test_tiles_of_no_multiple_of_64_tokens_share_k(mode: str, fields: dict[str, Any], row_scales: bool) -> None:
@@ -237,12 +234,11 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
         {"out_dtype": bf16},
         {"residual": True},
         {"out_dtype": bf16, "share": 2},
-        {"out_dtype": bf16, "bias": True, "stream": True},
+        {"out_dtype": bf16, "bias": True},
         {"bias": True, "activation": "silu"},
         {"out_dtype": bf16, "split": 2},
         {"out_dtype": bf16, "bias": True, "activation": "gelu_tanh"},
         {"residual": True, "split": 2},
-        {"residual": True, "stream": True},
     ],
     ids=str,
 )
@@ -261,7 +257,7 @@ def test_no_spills(rows: int, count: int, more: dict[str, Any], row_scales: bool
         {"out_dtype": bf16},
         {"residual": True, "share": 2},
         {"gated": True, "activation": "silu", "split": 2},
-        {"gated": True, "activation": "gelu_tanh", "out_dtype": bf16, "stream": True},
+        {"gated": True, "activation": "gelu_tanh", "out_dtype": bf16},
         {"bias": True, "activation": "gelu_tanh", "out_dtype": bf16},
         {"activation": "silu", "out_dtype": bf16},
     ],

@@ -156,7 +156,6 @@ def test_orders_that_matter(few_processors: None) -> None:
         ({"activation": "silu"}, "is for results without an activation", "activation='silu'", "last_split=0"),
         ({"packed_out": True, "out_dtype": "f32", "n": 512}, "is for results that are rows", "packed_out=True",
          "last_split=0"),
-        ({"stream": True}, "is for whole tiles before the last turn", "stream=True", "stream=False"),
         ({"split": 2}, "is for CTAs that have all of k before the last turn", "split=2", "split=1"),
         ({"share": 2}, "is for CTAs that share no tokens", "share=2", "share=1"),
         ({"slices": 2}, "is for warpgroups that have rows of their own", "slices=2", "slices=1"),

@@ -81,7 +81,6 @@ def test_the_results_are_those_of_whole_tiles(last: int, few_processors: None) -
             r"have room in shared memory \(got last_tiles=1; nearest: last_tiles=0",
         ),
         ({"split": 2}, r"is for CTAs that have all of k \(got split=2; nearest: split=1\)"),
-        ({"stream": True}, r"is for whole tiles \(got stream=True; nearest: stream=False\)"),
         (
             {"weights": "e4m3_block", "x_dtype": "e4m3"},
             r"f32 adds up \(got weights='e4m3_block'; nearest: last_tiles=0",

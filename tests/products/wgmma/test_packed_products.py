@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen import generate
+from ptxgen import SpecError, generate
 from ptxgen.dtypes import bf16, e4m3
 from ptxgen.generator import clear_cache
-from ptxgen.kernels import PackedGemm
+from ptxgen.kernels import PackedGemm, PackedQkvAppend
 from ptxgen.products.wgmma import tasks
 from ptxgen.products.wgmma.rules import FORMATS
 from ptxgen.products.wgmma.tiling import geometry, shape
@@ -251,12 +251,13 @@ def test_sums_of_few_tokens_have_a_place_of_their_own(tokens: int, split: int, s
 @pytest.mark.parametrize(
     ("rows", "fields"),
     [
-        (300, {"n": 392, "k": 512, "out_dtype": "bf16", "programmatic": True}),
-        (300, {"n": 392, "k": 512, "tokens": 256, "share": 2, "residual": True, "indirect": True}),
+        (150, {"n": 392, "k": 512, "out_dtype": "bf16", "programmatic": True}),
+        (150, {"n": 392, "k": 512, "tile_rows": 128, "share": 2, "residual": True, "indirect": True}),
+        (150, {"k": 512, "tile_rows": 256, "activation": "silu", "packed_out": True, "n": 512}),
         (130, {"n": 200, "k": 1024, "tile_rows": 192, "weights": "q8_0", "programmatic": True}),
-        (130, {"n": 256, "k": 1024, "tokens": 96, "gated": True, "activation": "silu", "packed_out": True}),
-        (130, {"n": 256, "k": 1024, "tokens": 96, "weights": "e4m3_block", "x_dtype": "e4m3"}),
-        (100, {"n": 130, "k": 1024, "tokens": 96, "precision": "exact"}),
+        (130, {"n": 256, "k": 1024, "gated": True, "activation": "silu", "packed_out": True}),
+        (130, {"n": 256, "k": 1024, "weights": "e4m3_block", "x_dtype": "e4m3"}),
+        (100, {"n": 130, "k": 1024, "tokens": 32, "precision": "exact"}),
         (8, {"n": 200, "k": 8192, "tokens": 8, "tile_rows": 64, "residual": True, "programmatic": True}),
         (8, {"n": 256, "k": 8192, "tokens": 8, "tile_rows": 64, "programmatic": True}),
         (
@@ -280,24 +281,38 @@ def test_k_of_all_tiles_is_shared_out(
     mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shape, "PROCESSORS", processors)
-    spec = PackedGemm(**{"precision": "fast", "tokens": 128, "stream": True, **fields})
+    spec = PackedGemm(**{"precision": "fast", "tokens": 64, "stream": True, **fields})
     tried(spec, mode, rows, FAST)
     clear_cache()
 
 
 @pytest.mark.parametrize("processors", [1, 2, 3, 5, 12, 13])
-@pytest.mark.parametrize("rows", [255, 256, 257])
-def test_tiles_are_whole_behind_the_last_uneven_round(
-    processors: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("rows", [127, 128, 129])
+def test_runs_end_anywhere_within_tiles(processors: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape, "PROCESSORS", processors)
-    tried(PackedGemm(392, 320, tokens=128, precision="fast", stream=True, programmatic=True), "check", rows, FAST)
+    tried(PackedGemm(392, 320, tokens=64, precision="fast", stream=True, programmatic=True), "check", rows, FAST)
     clear_cache()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fields"),
+    [
+        (PackedGemm, {"n": 320, "k": 512}),
+        (PackedGemm, {"n": 320, "k": 512, "weights": "q4_k", "norm": "rms"}),
+        (PackedGemm, {"n": 320, "k": 512, "last_tiles": 1}),
+        (PackedGemm, {"n": 320, "k": 512, "last_split": 2}),
+        (PackedQkvAppend, {"max_len": 64, "head_dim": 16, "n_heads": 4, "n_kv_heads": 2, "k": 256}),
+    ],
+    ids=str,
+)
+def test_k_of_many_tokens_is_not_shared_out(kernel: type[PackedGemm], fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"stream: is for at most 64 tokens \(got tokens=96; nearest: stream=False\)"):
+        kernel(**{"precision": "fast", **fields}, tokens=96, stream=True)
 
 
 def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape, "PROCESSORS", 3)
-    spec = PackedGemm(392, 512, tokens=128, precision="fast", stream=True)
+    spec = PackedGemm(392, 512, tokens=64, precision="fast", stream=True)
     device = CpuDevice()
     values = spec.example(np.random.default_rng(0), rows=300)
     given = device.zeros((3, Geometry.of(spec).warps), "u32")

@@ -185,8 +185,8 @@ class Geometry:
         if self.scarce:
             return True
         if self.activated and self.shorts == 0:
-            table = registers.CROWDED_ACTIVATED | (registers.CROWDED_STREAM if self.streams else {})
-            return self.sums >= table.get((self.shape.groups, self.shape.blocks), self.sums + 1)
+            pair = self.shape.groups, self.shape.blocks
+            return self.sums >= registers.CROWDED_ACTIVATED.get(pair, self.sums + 1)
         return self.shorts > 0 and not self.exact and self.shape.groups <= 2 and self.sums >= registers.CROWDED
 
     @property

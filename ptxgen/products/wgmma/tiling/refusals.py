@@ -115,7 +115,6 @@ def of_last_tiles(spec: PackedProduct, shape: Shape) -> str:
     return _first("last_tiles", (
         Want(spec.tokens > MOST_ROWS_FIRST, f"is for more than {MOST_ROWS_FIRST} tokens", f"tokens={spec.tokens}",
              "tokens=96"),
-        Want(not spec.stream, "is for whole tiles", "stream=True", "stream=False"),
         Want(shape.split < 2, "is for CTAs that have all of k", f"split={shape.split}", "split=1"),
         Want(spec.tile_rows != 64 * spec.parts, "is for tiles of several warpgroups", f"tile_rows={spec.tile_rows}",
              f"tile_rows={128 * spec.parts}"),
@@ -139,7 +138,6 @@ def of_last_split(spec: PackedProduct, shape: Shape) -> str:
         Want(not spec.activation, "is for results without an activation", f"activation={spec.activation!r}",
              "last_split=0"),
         Want(not spec.packed_out, "is for results that are rows", "packed_out=True", "last_split=0"),
-        Want(not spec.stream, "is for whole tiles before the last turn", "stream=True", "stream=False"),
         Want(shape.split < 2, "is for CTAs that have all of k before the last turn", f"split={shape.split}", "split=1"),
         Want(shape.share < 2, "is for CTAs that share no tokens", f"share={shape.share}", "share=1"),
         Want(shape.slices < 2, "is for warpgroups that have rows of their own", f"slices={shape.slices}", "slices=1"),

@@ -29,7 +29,6 @@ MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
 CROWDED = 312
 # The same for sums with scales and an activation behind them, by (warpgroups, blocks of rows).
 CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
-CROWDED_STREAM = {(2, 1): 192}  # more such pairs, if CTAs share k evenly (`stream`)
 MOST_AT_ONCE = 104  # tokens of two blocks of rows whose results an activation converts to 16 bits together
 MOST_BIASED = 128  # sums of a row with which three warpgroups have registers for an activation and a bias
 
@@ -39,11 +38,11 @@ class Tight(NamedTuple):
 
     sums: int
     of_halves: bool = True  # also for weights in f16 or bf16
-    in_streams: bool = False  # only if CTAs share k evenly
 
 
 # by precision and warpgroups; exact products then convert one chunk at a time
-TIGHT = {("fast", 2): Tight(192, in_streams=True), ("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
+TIGHT = {("fast", 3): Tight(64), ("exact", 3): Tight(96, of_halves=False)}
+TIGHT_ACTIVATED = 192  # sums of a row of two warpgroups, from which on those of `_activated` are tight
 # Formats of two warpgroups with an activation of one matrix: with two blocks of rows they spilled 4 to 60 bytes behind
 # gelu_tanh where results have 16 bits; with one block and fewer than 256 tokens 8 bytes behind silu, a bias and packed
 # results. With 256 tokens all formats spilled 8 to 48 bytes behind either with packed results and no bias.
@@ -117,7 +116,7 @@ def pieces(spec: PackedProduct, tokens: int, shape: Shape, pipelined: bool, fact
     if pipelined:
         promoted = (FACTORED if factored else UNIFORM)[shape.rows, tokens]
     tall = spec.row_scales and tokens > MOST_ADDED
-    shared = spec.in_blocks and (spec.stream or shape.split > 1) and tokens % UNIFORM_SHARED[0] == 0
+    shared = spec.in_blocks and shape.split > 1 and tokens % UNIFORM_SHARED[0] == 0
     if shared and (tall or _alone_with_two(shape, tokens)):
         promoted = UNIFORM_SHARED
     if spec.by_row:
@@ -133,8 +132,7 @@ def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     anew what a tile needs was timed in eight products on an H200. Of those that spilled, silu in bf16 (28 bytes) takes
     1.3 % more, gelu_tanh and gate and up with scales of rows 0.1 % less; of those that did not, gelu and relu2 in bf16
     and three of gate and up take 1.7 % less to 0.7 % more."""
-    whole = shape.split == 1 and not spec.stream
-    if not (whole and spec.activation and stores_halves(spec)):
+    if not (shape.split == 1 and spec.activation and stores_halves(spec)):
         return False
     if shape.groups != 2 or tokens * shape.blocks != MOST_SUMS[2]:
         return False
@@ -145,24 +143,23 @@ def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
 
 def tight(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     """Whether registers are too few for sums and for weights that are being converted. Without this rule ptxas spilled
-    4 to 60 bytes in these cases: two warpgroups with `stream`; three warpgroups, whose threads have 128 registers each;
-    one warpgroup with exact gate and up in int4_g128 and a split k. Without `stream`, `_activated` lists what spilled
-    of two with an activation of one matrix. What does not spill of three is taken along. On an H200 that was timed of
-    512 tokens by 6144 × 4096 in tiles of 192 rows by 128 tokens, `fast`, with results in f32: plain q4_k takes 3 %
-    longer, seven other formats 2 % less to 1 % more; with share=2 q8_0 and int4_g128 1 % less; with a residual q8_0 15
-    and int4_g128 5 % less. What spilled takes 1 to 2 % longer (q5_k; q4_k with share=2), q4_k with a residual 7 % less.
-    Activations, biases, packed results and `exact` were not timed."""
+    4 to 60 bytes in these cases: three warpgroups, whose threads have 128 registers each; two with an activation of one
+    matrix, as `_activated` lists; one with exact gate and up in int4_g128 and a split k. What does not spill of three
+    is taken along. On an H200 that was timed of 512 tokens by 6144 × 4096 in tiles of 192 rows by 128 tokens, `fast`,
+    with results in f32: plain q4_k takes 3 % longer, seven other formats 2 % less to 1 % more; with share=2 q8_0 and
+    int4_g128 1 % less; with a residual q8_0 15 and int4_g128 5 % less. What spilled takes 1 to 2 % longer (q5_k; q4_k
+    with share=2), q4_k with a residual 7 % less. Activations, biases, packed results and `exact` were not timed."""
     if not spec.converts:
         return False
     how = (spec.precision, shape.groups)
     if how == ("exact", 1) and spec.gated and shape.split > 1:
         return tokens == MOST_ROWS_FIRST and spec.weights == "int4_g128"
-    if how == ("fast", 2) and not (spec.gated or spec.stream) and tokens * shape.blocks >= TIGHT[how].sums:
+    if how == ("fast", 2) and not spec.gated and tokens * shape.blocks >= TIGHT_ACTIVATED:
         return _activated(spec, tokens, shape)
     found = TIGHT.get(how)
     if found is None or tokens * shape.blocks < found.sums:
         return False
-    return (found.of_halves or not isinstance(spec.kind, Half)) and (spec.stream or not found.in_streams)
+    return found.of_halves or not isinstance(spec.kind, Half)
 
 
 def _activated(spec: PackedProduct, tokens: int, shape: Shape) -> bool:

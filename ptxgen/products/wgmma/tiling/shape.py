@@ -179,7 +179,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     what = (spec.precision, spec.gated, tokens)
     if spec.by_row:
         fits &= spec.weights not in ALONE_BY_ROW.get(what, ())
-    apart = spec.carried or spec.by_memory or spec.last_split > 0 or (few and spec.stream)
+    apart = spec.carried or spec.by_memory or spec.last_split > 0 or spec.stream
     beside = groups == spec.slices == 1 and fits and many and not apart
     if beside and spec.by_row and spec.weights in BY_CHUNKS.get(what, ()):
         part = 1
