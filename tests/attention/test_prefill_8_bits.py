@@ -312,8 +312,15 @@ def test_where_widened_is_not_to_be_had(target: str, head_dim: int) -> None:
 @pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 @pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
-@pytest.mark.parametrize("more", [{"layout": "heads"}, {"max_len": 4096, "batched": True, "page_size": 16}], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 240, 256])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"layout": "heads"}, {"max_len": 4096, "batched": True, "page_size": 16},
+        {"max_len": 4096, "batched": True, "window": 1000},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: int, more: dict[str, Any]) -> None:
     one = spec(head_dim=head_dim, q_dtype=q_dtype, widened=True, **more, **KINDS[kind])
     made = assemble(generate(one, TARGET).text)

@@ -32,7 +32,6 @@ WAYS = {
             (choice, "PROCESSORS"): 3,
             (shape, "PROCESSORS"): 3,
             (choice, "RATHER_WHOLE"): 0.1,
-            (choice, "RATHER_SMALL"): 0.1,
         },
         {"down_proj"},
     ),

@@ -206,7 +206,7 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
     (96, 3, 80, False, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
     (192, 2, 96, False, 72, 216, True),
-    (256, 2, 64, False, 40, 232, True),
+    (256, 2, 64, False, 56, 224, True),
 )
 # In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
 _WIDENED: dict[int, _Row] = {

@@ -63,10 +63,9 @@ READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights l
 SPLITS = (1, 2, 4, 8)
 SPLITS_OF_ONE = (1, 2, 3, 4, 8)
 ROWS_OF_THREE = 64  # of a CTA where three share k: with two warpgroups clusters of three are slower than counted
-# how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn; rather
-# than one of so many tokens that does so, whose power lowers the clock
-RATHER_OTHERS, RATHER_WHOLE, RATHER_SMALL = 1.01, 1.02, 1.05
-LARGE_COUNT = 240
+# how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn
+RATHER_OTHERS, RATHER_WHOLE = 1.01, 1.02
+SMALLEST_SHARED = 96 * 128  # sums of a tile from which k of the last turn is shared: smaller ones took 8 to 12 % longer
 LEAST_OF_K = 4  # blocks of columns of each CTA that shares k by memory
 FEWEST_BY_MEMORY = 92  # CTAs of a launch that share k by memory: fewer leave multiprocessors idle
 HALVES = ("bf16", "f16")  # weights of 16 bits
@@ -176,7 +175,9 @@ def _of_one_matrix(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterat
         for tile in given.get("tile_rows", tile_rows):
             ctas = -(-fields["n"] // (tile or CARRIED_ROWS)) * -(-rows // tokens)  # 0: by the table
             each = {"tokens": tokens, "tile_rows": tile}
-            ways = _by_memory(fields, given, ctas) + _last_split(fields, given, ctas)
+            ways = _by_memory(fields, given, ctas)
+            if (tile or CARRIED_ROWS) * tokens >= SMALLEST_SHARED or fields.get("last_split"):
+                ways += _last_split(fields, given, ctas)
             splits = () if fields.get("by_memory") else given.get("split", SPLITS_OF_ONE)
             for split, share in product(splits, given.get("share", shares)):
                 most = CLUSTERS[3] if split == 3 else PROCESSORS // max(1, split)
@@ -294,9 +295,7 @@ def _read_too(spec: PackedProduct, whole: float, beside: float = BESIDE, behind:
 
 def _counted(spec: PackedProduct, rows: int) -> float:
     """Cycles by which candidates are compared."""
-    rather = RATHER_OTHERS if spec.by_memory else 1.0
-    if spec.last_split:
-        rather = RATHER_SMALL if spec.tokens >= LARGE_COUNT else RATHER_WHOLE
+    rather = RATHER_OTHERS if spec.by_memory else RATHER_WHOLE if spec.last_split else 1
     return cycles(spec, rows) * rather
 
 
