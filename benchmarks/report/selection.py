@@ -80,14 +80,21 @@ def runs_of_tokens(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def rows_alone(bench: str, since: str = "") -> list[dict[str, Any]]:
-    """The last timed row of every case and implementation in partial runs since the last whole one, or that run."""
+    """The last timed row of every case and implementation in partial runs since the last whole one, or that run; of
+    models since the last whole one that has the model in these weights."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for run, rows in runs(bench).items():
         if rows[-1].get("partial"):
             found |= {(json.dumps(row["case"]), row["impl"]): row for row in rows if "us" in row}
         elif run == since or not since:
-            found.clear()
+            had = {_model(row) for row in rows}
+            found = {key: row for key, row in found.items() if _model(row) not in had}
     return list(found.values())
+
+
+def _model(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A row's model and weights; None where it is of no model."""
+    return model_of(row) if "model" in row["case"] else None
 
 
 def rows_elsewhere(bench: str, peer: str, ours: str) -> list[dict[str, Any]]:
