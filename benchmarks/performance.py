@@ -34,7 +34,8 @@ All figures but those of the last two sections are from NVIDIA H200s (sm_90a), e
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `prefill_counters`, `flash_decoding`,
 `decode_shapes`, `counters`, `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`,
-`host_time`, `products`, `packed_products`, `e4m3_products`, `prompt`, `persistent_step`, `start_up`).
+`host_time`, `products`, `packed_products`, `e4m3_products`, `prompt`, `persistent_step`, `start_up`). `ptxgen golden
+diff --against COMMIT` shows which kernels have changed since a row was measured.
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
