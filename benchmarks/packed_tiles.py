@@ -30,7 +30,8 @@ from ptxgen.dtypes import bf16
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma.cost_model.choice import SPLITS, cycles
+from ptxgen.products.wgmma.cost_model.candidates import SPLITS
+from ptxgen.products.wgmma.cost_model.cycles import cycles
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens.layout import TOKENS
