@@ -28,11 +28,7 @@ ROUNDED = 3e-2  # of logits, relative, where tokens are rounded to bf16 before e
 WAYS = {
     "by_memory": ({(candidates, "FEWEST_BY_MEMORY"): 2, (choice, "RATHER_OTHERS"): 0.1}, {"qkv", "down_proj"}),
     "last_split": (
-        {
-            (candidates, "PROCESSORS"): 3,
-            (shape, "PROCESSORS"): 3,
-            (choice, "RATHER_WHOLE"): 0.1,
-        },
+        {(candidates, "PROCESSORS"): 3, (shape, "PROCESSORS"): 3, (choice, "RATHER_WHOLE"): 0.1},
         {"down_proj"},
     ),
 }

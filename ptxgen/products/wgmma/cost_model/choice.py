@@ -59,13 +59,12 @@ SLICED = (
 
 def _counted(spec: PackedProduct, rows: int) -> float:
     """Cycles by which candidates are compared."""
-    rather = RATHER_OTHERS if spec.by_memory else RATHER_WHOLE if spec.last_split else 1
-    return cycles(spec, rows) * rather
+    return cycles(spec, rows) * (RATHER_OTHERS if spec.by_memory else 1)
 
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
-    given = fields.keys() & {*TILE, "stream"}
+    given = fields.keys() & {*TILE, "stream"} or fields.get("by_memory") or fields.get("last_split")
     if given or fields.get("last_tiles") or not is_plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
         return {}
     for n, k, least, most, *tile in MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN:
@@ -164,6 +163,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     least = max(SLICED_TOKENS * (fields.get("slices", 1) > 1), CARRIED_TOKENS * bool(fields.get("carried")))
     if rows < least:  # as these want so many tokens
         fields = {"tokens": least, **fields}
+    if fields.get("stream") and rows > MOST_ROWS_FIRST:  # which is for no more tokens
+        fields = {"tokens": MOST_ROWS_FIRST, **fields}
     if tile := _measured(fields, rows):
         return _once(kernel(**fields | tile), fields, rows)
     found = list(candidates(kernel, fields, rows))
@@ -174,12 +175,13 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if few := few_tokens.fastest(found[0], fields, rows):
         return few
     found = [_carried(spec, fields, rows) for spec in found]
-    chosen = min(found, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
-    if (ended := _ended(found, fields, rows)) and (is_plain(fields) or chosen.tokens not in UNBEATEN):
+    whole = [spec for spec in found if not spec.last_split] or found
+    chosen = min(whole, key=lambda spec: (_counted(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
+    if (ended := _ended(whole, fields, rows)) and (is_plain(fields) or chosen.tokens not in UNBEATEN):
         shortest = min(ended, key=lambda spec: cycles(spec, rows))
-        # a last turn that is shared has passed for the better one before: small tiles need not be better by as much
-        most = _counted(chosen, rows) if chosen.last_split else WORTH * cycles(chosen, rows)
-        chosen = shortest if cycles(shortest, rows) < most else chosen
+        chosen = shortest if cycles(shortest, rows) < WORTH * cycles(chosen, rows) else chosen
+    shared = min((spec for spec in found if spec.last_split), key=lambda spec: cycles(spec, rows), default=chosen)
+    chosen = shared if RATHER_WHOLE * cycles(shared, rows) < _counted(chosen, rows) else chosen
     if weights_converted.is_open(fields, rows):
         chosen = _between(kernel, fields, rows, chosen)
     return _sliced(_once(chosen, fields, rows), fields, rows)

@@ -56,7 +56,7 @@ def tries(spec: PackedProduct) -> bool:
 def is_known(spec: PackedProduct, rows: int) -> bool:
     """Whether `cycles` holds for a spec."""
     one = spec.parts == 1 and spec.precision == "fast" and not (spec.activation or spec.packed_out)
-    kind = not (isinstance(spec.kind, Half) or spec.by_row or spec.promotes or spec.stream or spec.by_memory)
+    kind = not (isinstance(spec.kind, Half) or spec.by_row or spec.promotes or spec.by_memory)
     return one and kind and rows >= FROM and spec.tokens in TRIED
 
 
