@@ -14,11 +14,12 @@ the table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from benchmarks.packed_products import BYTES, FEW, MANY, NODES, ROWS, TARGET
@@ -30,13 +31,15 @@ from ptxgen.dtypes import bf16
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
 from ptxgen.kernels import PackedGemm, PackTokens
-from ptxgen.products.wgmma.cost_model.choice import SPLITS, cycles
+from ptxgen.products.wgmma.cost_model.candidates import SPLITS
+from ptxgen.products.wgmma.cost_model.cycles import cycles
+from ptxgen.products.wgmma.cost_model.waves import shares_last
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
 from ptxgen.products.wgmma.tokens.layout import TOKENS
 
 LARGEST = 1 << 16  # outputs of a matrix whose tiles are tried
-TILE_ROWS, SHARES, LAST_SPLITS = (64, 128, 192, 256), (1, 2, 4), (4,)
+TILE_ROWS, SHARES, LAST_SPLITS = (64, 128, 192, 256), (1, 2, 4), (8, 6, 4, 3, 2)
 LIKELIEST = 8  # of a case, beside the table's
 # rows, split and share that are tried for a few tokens, where the model of cycles sees the weights' read alone
 OF_FEW = ((64, 1, 2), (64, 1, 4), (128, 1, 1), (128, 1, 2), (192, 1, 1), (64, 2, 1))
@@ -67,13 +70,18 @@ def _all(best: PackedGemm, m: int) -> Iterator[PackedGemm]:
     """Every legal tile for many tokens; for a few, those worth a try."""
     counts = [count for count in TOKENS if count >= MOST_ROWS_FIRST] if m > MOST_ROWS_FIRST else [best.tokens]
     shapes = product(TILE_ROWS, SPLITS, SHARES) if m > MOST_ROWS_FIRST else OF_FEW
-    ways: tuple[dict[str, Any], ...] = ({}, {"by_memory": True}, *({"last_split": split} for split in LAST_SPLITS))
-    for tokens, (tile_rows, split, share), way in product(counts, shapes, ways):
-        tile = {"tile_rows": tile_rows, "split": split, "share": share, "by_memory": False, "last_split": 0, **way}
-        try:
-            yield replace(best, tokens=tokens, **tile)
-        except SpecError:
-            continue
+    for tokens, (tile_rows, split, share) in product(counts, shapes):
+        tile = {"tokens": tokens, "tile_rows": tile_rows, "split": split, "share": share}
+        yield from _made(best, {**tile, "by_memory": False, "last_split": 0})
+        yield from _made(best, {**tile, "by_memory": True, "last_split": 0})
+        ways = (_made(best, {**tile, "by_memory": False, "last_split": last}) for last in LAST_SPLITS)
+        yield from islice((spec for way in ways for spec in way if shares_last(Geometry.of(spec), m)), 1)
+
+
+def _made(best: PackedGemm, tile: dict[str, Any]) -> Iterator[PackedGemm]:
+    """The same product with another tile, if that is legal."""
+    with contextlib.suppress(SpecError):
+        yield replace(best, **tile)
 
 
 def named(spec: PackedGemm) -> str:

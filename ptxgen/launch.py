@@ -131,8 +131,8 @@ class Launch:
 
     `resident`: so many CTAs of a multiprocessor must find registers; the assembler sees to it. `programmatic`: the text
     uses griddepcontrol and may be launched with programmatic stream serialization. `together`: CTAs wait for each
-    other, so a device must hold all of the grid at once. Two such launches on two streams may each get a part of the
-    multiprocessors and wait for ever: order them.
+    other, so a device must hold all of the grid at once. Two such launches that nothing orders may each
+    get a part of the multiprocessors, and then fail, as their waits give up after some seconds.
     """
 
     grid: tuple[Extent, Extent, Extent]

@@ -65,12 +65,13 @@ def whole_models() -> Iterable[str]:
     yield from _part(
         "Products of many tokens: µs as graph nodes, weights beyond the L2",
         f"Geometric means of cuBLAS ÷ ours: {packed_products.ratios(many)}. {runs_of_tokens(many)}\n\n"
-        "- `ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `stream`: k "
-        "divided evenly among all CTAs, which is for at most 64 tokens now; `exact`: the other precision.\n"
+        "- `ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
+        "other precision.\n"
         "- `pack`: PackTokens, once for all products of the same tokens.\n"
         "- `cublas`: bf16 in and out; `floor`: only reading the weights.\n"
-        "- `tile`: tokens × rows × CTAs that share k × CTAs that share tokens, 0 where a table decides; `last N`: the "
-        "last N tiles are small ones of one warpgroup.\n"
+        "- `tile`: tokens × rows × CTAs that share k × CTAs that share tokens, 0 where a table decides; `by memory`: "
+        "those that share k are no cluster; `last N`: the last N tiles are small ones of one warpgroup; `last turn by "
+        "N`: N CTAs share k of each tile of the last turn.\n"
         "- `error`: of ours, relative, against float64.",
         packed_products.table(many),
     )

@@ -64,8 +64,8 @@ def test_it_adds_up_what_ctas_share(
     tried(spec, mode, rows, None)
 
 
-def test_some_ctas_take_no_tokens() -> None:
-    """As 16 octets of five CTAs, and 13 of two, are not shared out evenly."""
+def test_how_many_ctas_take_tokens() -> None:
+    """16 octets of five CTAs, and 13 of two, are not shared out evenly."""
     for tokens, split, takers in ((128, 5, 4), (104, 2, 1), (96, 3, 3)):
         at = Geometry.of(PackedGemm(448, 512, **FIELDS | {"tokens": tokens}, last_split=split))
         assert at.takers == takers
@@ -153,6 +153,8 @@ def test_orders_that_matter(few_processors: None) -> None:
         ({"tokens": 64}, "is for more than 64 tokens", "tokens=64", "tokens=96"),
         ({"tokens": 176, "tile_rows": 256}, "has registers for 128 tokens in tiles of 256 rows", "tokens=176",
          "tokens=128"),
+        ({"tokens": 128, "tile_rows": 256, "residual": True, "bias": True, "out_dtype": "f32"},
+         "has registers for 112 tokens in tiles of 256 rows", "tokens=128", "tokens=112"),
         ({"activation": "silu"}, "is for results without an activation", "activation='silu'", "last_split=0"),
         ({"packed_out": True, "out_dtype": "f32", "n": 512}, "is for results that are rows", "packed_out=True",
          "last_split=0"),
@@ -185,6 +187,8 @@ def test_a_cta_has_tokens_of_its_own() -> None:
         {"tokens": 240, "last_split": 7}, {"tokens": 256, "bias": True},
         {"tokens": 128, "tile_rows": 256, "bias": True},
         {"tokens": 128, "tile_rows": 256, "bias": True, "last_split": 2},
+        {"tokens": 112, "tile_rows": 256, "bias": True, "residual": True, "out_dtype": "f32"},
+        {"tokens": 256, "bias": True, "residual": True, "out_dtype": "f32"},
     ],
     ids=str,
 )  # fmt: skip
@@ -232,14 +236,38 @@ def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
     assert first.outputs["out"].tobytes() == second.outputs["out"].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("rows", "n", "k", "split"), [(256, 17152, 4352, 8), (900, 7296, 6272, 6), (300, 9216, 3968, 8)]
+# As was measured to be faster (docs/experiments.md): rows, n, k; tokens and rows of a tile, CTAs that share k of all
+# tiles and of the last turn's, last tiles of rows that are small.
+CHOSEN = (
+    ((256, 17152, 4352), (128, 128, 1, 8, 0)),
+    ((900, 7296, 6272), (192, 128, 1, 6, 0)),
+    ((300, 9216, 3968), (160, 128, 1, 8, 0)),
+    ((512, 1536, 8960), (128, 192, 4, 0, 0)),
+    ((512, 2304, 9216), (176, 128, 2, 0, 0)),  # not tiles of 64 rows whose last turn is shared
+    ((512, 28672, 4096), (256, 128, 1, 0, 52)),  # small last tiles take fewer cycles
 )
-def test_best_takes_it_where_a_last_turn_is_thin(rows: int, n: int, k: int, split: int) -> None:
-    """As was measured to be faster (docs/experiments.md)."""
+
+
+@pytest.mark.parametrize(("product", "tile"), CHOSEN, ids=str)
+def test_best_takes_it_where_a_last_turn_is_thin(product: tuple[int, int, int], tile: tuple[int, ...]) -> None:
+    rows, n, k = product
     fields: dict[str, Any] = {"n": n, "k": k, "weights": "bf16", "precision": "fast", "out_dtype": "bf16"}
-    assert PackedGemm.best(rows, **fields).last_split == split
-    assert PackedGemm.best(rows, **fields, split=1, share=1).last_split == split
-    assert PackedGemm.best(rows, **fields, last_split=2).last_split == 2
+    best = PackedGemm.best(rows, programmatic=True, **fields)
+    assert (best.tokens, best.tile_rows, best.split, best.last_split, best.last_tiles) == tile
+
+
+def test_best_keeps_what_is_given() -> None:
+    fields: dict[str, Any] = {"n": 17152, "k": 4352, "weights": "bf16", "precision": "fast", "out_dtype": "bf16"}
+    assert PackedGemm.best(256, **fields, split=1, share=1).last_split == 8
+    assert PackedGemm.best(256, **fields, last_split=2).last_split == 2
     for alone in ({"last_split": 0}, {"split": 2}, {"share": 2}, {"by_memory": False, "split": 3}):
-        assert PackedGemm.best(rows, **fields, **alone).last_split == 0
+        assert PackedGemm.best(256, **fields, **alone).last_split == 0
+    measured = fields | {"n": 2048, "k": 2048, "programmatic": True}  # of which a table has the tile
+    assert PackedGemm.best(100, **measured, last_split=2).last_split == 2
+    assert PackedGemm.best(100, **measured, by_memory=True).by_memory
+
+
+@pytest.mark.parametrize("weights", ["bf16", "q4_k"])
+def test_best_of_a_stream_has_at_most_64_tokens(weights: str) -> None:
+    spec = PackedGemm.best(512, n=28672, k=4096, weights=weights, precision="fast", stream=True)
+    assert (spec.stream, spec.tokens) == (True, 64)

@@ -11,7 +11,7 @@ import pytest
 from ptxgen.generator import clear_cache
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.step import product_inputs
-from ptxgen.products.wgmma.cost_model import choice
+from ptxgen.products.wgmma.cost_model import candidates, choice
 from ptxgen.products.wgmma.tiling import shape
 from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
@@ -26,13 +26,9 @@ ROUNDED = 3e-2  # of logits, relative, where tokens are rounded to bf16 before e
 
 # the field, what is set so that small matrices take it, and whose products then have it
 WAYS = {
-    "by_memory": ({(choice, "FEWEST_BY_MEMORY"): 2, (choice, "RATHER_OTHERS"): 0.1}, {"qkv", "down_proj"}),
+    "by_memory": ({(candidates, "FEWEST_BY_MEMORY"): 2, (choice, "RATHER_OTHERS"): 0.1}, {"qkv", "down_proj"}),
     "last_split": (
-        {
-            (choice, "PROCESSORS"): 3,
-            (shape, "PROCESSORS"): 3,
-            (choice, "RATHER_WHOLE"): 0.1,
-        },
+        {(candidates, "PROCESSORS"): 3, (shape, "PROCESSORS"): 3, (choice, "RATHER_WHOLE"): 0.1},
         {"down_proj"},
     ),
 }

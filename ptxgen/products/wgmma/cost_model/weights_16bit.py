@@ -36,9 +36,8 @@ PACE_OF_ONE = {
 }  # fmt: skip
 LOADED = 72  # bytes of a stage in a cycle, of one warpgroup with one block
 FEW_STAGES, THIN_RING = 3, 1.09  # stages of a ring that is too short, and what it costs
-# Tokens of a tile at most, and how much longer its products take than counted: power lowers the clock. With it the
-# tile taken of 130 random products is 1.2 % slower than the fastest in the mean (without 1.4 %), of 43 of the shapes
-# furthest behind cuBLAS 2.1 % (3.1 %).
+# Tokens of a tile at most, and how much longer its products take than the rest of the model counts: fitted to times of
+# launches, where power lowers the clock (docs/experiments.md, "Last turns whose k is shared").
 BY_TOKENS = {112: 1.03, 160: 0.975, 208: 1.0, 256: 1.025}
 EIGHT_AT_ONCE, BY_EIGHT = 32, 1.025  # tokens of which a multiple leaves in parts of 16 or more; what others cost
 LAST_ALONE = 1.2  # how much longer the last tiles' products take, whose other warpgroup looks on

@@ -36,7 +36,7 @@ FEW_STAGES, THIN_RING = 3, 1.05  # stages of a ring that is too short, and what 
 EIGHT_AT_ONCE, BY_EIGHT = 32, 1.025  # tokens of which a multiple leaves in parts of 16 or more; what others cost
 START, BETWEEN, WRITING = 2700, 400, 3500  # to the first stage; of a tile; of a large tile's results of 16 bits
 SENDING, SENT = {1: 0, 2: 2700, 3: 4000, 4: 5900, 8: 15400}, 4600  # sums to others: of any tile; of a large one
-MEETING, SHARING = 6000, 0.985  # of a launch whose CTAs share tokens, and what remains of a stage's: as in `choice.py`
+MEETING, SHARING = 6000, 0.985  # of a launch whose CTAs share tokens, and what remains of a stage's: as in `cycles.py`
 BESIDE = 0.16  # of what is shorter, products or the read, that is not hidden behind the other
 
 
@@ -56,7 +56,7 @@ def tries(spec: PackedProduct) -> bool:
 def is_known(spec: PackedProduct, rows: int) -> bool:
     """Whether `cycles` holds for a spec."""
     one = spec.parts == 1 and spec.precision == "fast" and not (spec.activation or spec.packed_out)
-    kind = not (isinstance(spec.kind, Half) or spec.by_row or spec.promotes or spec.stream or spec.by_memory)
+    kind = not (isinstance(spec.kind, Half) or spec.by_row or spec.promotes or spec.by_memory)
     return one and kind and rows >= FROM and spec.tokens in TRIED
 
 

@@ -19,7 +19,9 @@ CARRIED_BY_THREE = 128  # tokens at most of tiles of three warpgroups whose resu
 CARRIED_SPILLS = 224  # tokens of tiles of two warpgroups that spilled 64 bytes
 CARRIED_WHOLE = (160, 192)  # where the warp that copies spilled 20 to 28 bytes if its lanes bring rows one by one
 CARRIED_TOKENS = 32  # whose results other warps store: twice as many as they take up at once
-LAST_SPLIT_SUMS = 256  # of a row, beside which there are registers for shared tiles: with 288 some spill 12 bytes
+# sums of a row beside which there are registers for shared tiles: with 288 some spill 12 bytes, with 256 and both a
+# residual stream and a bias, too
+LAST_SPLIT_SUMS, LAST_SPLIT_ADDED = 256, 224
 SLICED_TOKENS = SLICES * GROUP  # whole octets of each of them
 
 
@@ -129,6 +131,7 @@ def of_last_tiles(spec: PackedProduct, shape: Shape) -> str:
 
 def of_last_split(spec: PackedProduct, shape: Shape) -> str:
     """Why CTAs cannot share k of the last turn's tiles: seen of 16-bit weights as they lie. "" where they can."""
+    most = (LAST_SPLIT_ADDED if spec.residual and spec.bias else LAST_SPLIT_SUMS) // shape.blocks
     return _first("last_split", (
         Want(isinstance(spec.kind, Half), "is for 16-bit weights", f"weights={spec.weights!r}", "last_split=0"),
         Want(spec.straight, "is for weights as they lie", f"x_dtype={spec.x_dtype}", f"x_dtype={spec.weights}"),
@@ -143,7 +146,6 @@ def of_last_split(spec: PackedProduct, shape: Shape) -> str:
         Want(shape.slices < 2, "is for warpgroups that have rows of their own", f"slices={shape.slices}", "slices=1"),
         Want(not spec.carried, "needs results stored by the warps that multiply", "carried=True", "carried=False"),
         Want(not spec.last_tiles, "is for tiles of one size", f"last_tiles={spec.last_tiles}", "last_tiles=0"),
-        Want(spec.tokens * shape.blocks <= LAST_SPLIT_SUMS, f"has registers for {LAST_SPLIT_SUMS // shape.blocks} "
-             f"tokens in tiles of {shape.rows} rows", f"tokens={spec.tokens}",
-             f"tokens={LAST_SPLIT_SUMS // shape.blocks}"),
+        Want(spec.tokens <= most or shape.blocks == 1, f"has registers for {most} tokens in tiles of {shape.rows} rows",
+             f"tokens={spec.tokens}", f"tokens={most}"),
     ))  # fmt: skip
