@@ -18,17 +18,9 @@ from ptxgen.weights import weight_format
 
 # what `best` says of a packed product, beside the tokens of its rows
 TILE = (
-    "tile_rows",
-    "split",
-    "by_memory",
-    "share",
-    "stream",
-    "carried",
-    "evict_first",
-    "slices",
-    "last_tiles",
+    "tile_rows", "split", "by_memory", "share", "stream", "carried", "evict_first", "slices", "last_tiles",
     "last_split",
-)
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
