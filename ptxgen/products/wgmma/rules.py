@@ -11,7 +11,7 @@ from ptxgen.products.problem.weighted import activation_rules
 from ptxgen.products.wgmma.epilogue.norms import product_norm_rules
 from ptxgen.products.wgmma.tiling import refusals
 from ptxgen.products.wgmma.tiling.geometry import Geometry
-from ptxgen.products.wgmma.tiling.registers import MOST_AT_ONCE, MOST_BIASED
+from ptxgen.products.wgmma.tiling.registers import MOST_AT_ONCE, MOST_BIASED, MOST_BY_THREE
 from ptxgen.products.wgmma.tiling.shape import FEW_TOKENS, MOST_BY_MEMORY, MOST_ROWS_FIRST, SLICES
 from ptxgen.products.wgmma.tokens import layout
 from ptxgen.weights import weight_formats
@@ -145,7 +145,7 @@ def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
             f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
             f"(got {spec.tokens}; nearest: {most})"
         )
-    elif (most := _most_activated(at, spec.bias)) < spec.tokens:
+    elif (most := _most_activated(spec, at)) < spec.tokens:
         yield (
             f"tokens: an activation has registers for {most} beside {at.rows} rows (got {spec.tokens}; nearest: {most})"
         )
@@ -158,10 +158,14 @@ def _register_rules(spec: PackedProduct, at: Geometry) -> Iterator[str]:
         ))  # fmt: skip
 
 
-def _most_activated(at: Geometry, bias: bool) -> int:
-    """Tokens for which an activation of sums with scales has registers, if fewer than there are: where 112 of two
+def _most_activated(spec: PackedProduct, at: Geometry) -> int:
+    """Tokens for which an activation has registers, if fewer than there are. Of sums with scales: where 112 of two
     blocks of rows become 16 bits at once, as they are no multiple of two buffers' tokens (some texts of them spill),
-    and beside a bias where three warpgroups have many sums."""
+    and beside a bias where three warpgroups have many sums. Of weights as they lie, rounded: where three warpgroups
+    have many sums that become 16 bits (with 160 and 192 tokens 4 to 52 bytes were spilled)."""
+    plain = spec.straight and not spec.scaled and at.shorts == 0 and spec.parts == 1
+    if plain and spec.activation and at.halves and at.shape.groups == 3:
+        return min(at.tokens, MOST_BY_THREE)
     together = at.halves and at.shape.blocks > 1 and at.result_tokens > MOST_AT_ONCE
-    many = bias and at.shorts == 0 and at.shape.groups == 3 and at.sums > MOST_BIASED
+    many = spec.bias and at.shorts == 0 and at.shape.groups == 3 and at.sums > MOST_BIASED
     return MOST_AT_ONCE if at.activated and together else MOST_BIASED if at.activated and many else at.tokens

@@ -104,7 +104,7 @@ MOST = 'at most 64 tokens, but for 16-bit weights as they lie with precision "fa
             "the rows of one warpgroup (got tile_rows=256; neare",
         ),
         ({"split": 2}, "CTAs that have all of k (got split=2; nearest: split=1)"),
-        ({"stream": True}, "CTAs that have all of k (got stream=True; nearest: stream=False)"),
+        ({"stream": True, "tokens": 64}, "CTAs that have all of k (got stream=True; nearest: stream=False)"),
         (
             {"carried": True},
             "needs results stored by the warps that multiply (got carried=True; nearest: carried=False)",

@@ -56,6 +56,23 @@ def assembles_clean(spec: PackedGemm) -> None:
     assert "serialized" not in made.log
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("tokens", [160, 192])
+def test_three_warpgroups_activate_at_most_144_tokens(tokens: int, activation: str) -> None:
+    fields: dict[str, Any] = {**HALVES, "tile_rows": 192, "activation": activation, "share": 1}
+    said = rf"tokens: an activation has registers for 144 beside 192 rows \(got {tokens}; nearest: 144\)"
+    with pytest.raises(SpecError, match=said):
+        PackedGemm(9216, 2048, tokens=tokens, **fields)
+    assert PackedGemm(9216, 2048, tokens=tokens, **fields | {"out_dtype": "f32"}).tokens == tokens
+
+
+@needs_assembler
+@needs_ptxas
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+def test_what_three_warpgroups_activate_spills_nothing(activation: str) -> None:
+    assembles_clean(PackedGemm(9216, 2048, tokens=144, tile_rows=192, share=2, activation=activation, **HALVES))
+
+
 @needs_assembler
 @needs_ptxas  # nvJitLink leaves setmaxnreg out
 @pytest.mark.parametrize(("rows", "n", "k", "weights", "more", "scarce"), CHOSEN)

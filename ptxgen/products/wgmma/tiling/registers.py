@@ -30,6 +30,7 @@ CROWDED = 312
 # The same for sums with scales and an activation behind them, by (warpgroups, blocks of rows).
 CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
 MOST_AT_ONCE = 104  # tokens of two blocks of rows whose results an activation converts to 16 bits together
+MOST_BY_THREE = 144  # tokens of three warpgroups whose sums an activation converts to 16 bits, of weights as they lie
 MOST_BIASED = 128  # sums of a row with which three warpgroups have registers for an activation and a bias
 
 
