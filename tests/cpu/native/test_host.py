@@ -99,6 +99,7 @@ def test_linked_code_takes_no_more_mappings_than_are_counted_for_it(monkeypatch)
     device, text = open_device("cpu"), text_of("ret;", 0)
     mapped = host._mappings_of_this_system()._count
     device.module(text)["k"]
+    gc.collect()  # else modules of other tests give theirs back meanwhile
     before, counted = mapped(), sum(taken)
     kept = [device.module(text)["k"] for _ in range(50)]
     assert 50 < mapped() - before <= sum(taken) - counted
