@@ -21,7 +21,7 @@ from ptxgen.runtime import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
-from tests.support.packed_products import FAST, WHERE, tried
+from tests.support.packed_products import FAST, WHERE, counters_are_left_clear, launches_share_a_workspace, tried
 from tests.tools.mutations import deletions
 
 FIELDS: dict[str, Any] = {"precision": "fast", "share": 1, "out_dtype": "bf16", "tokens": 96, "tile_rows": 64}
@@ -100,19 +100,7 @@ def test_tokens_past_the_last_are_not_written(count: int, few_processors: None) 
 def test_a_launch_finds_the_counters_as_the_one_before(rows: int, shared: bool, few_processors: None) -> None:
     spec = PackedGemm(256, 256, last_split=3, **FIELDS)
     assert shares_last(Geometry.of(spec), rows) == shared
-    device = CpuDevice(mode="check")
-    values = spec.example(np.random.default_rng(0), rows=rows)
-    counters = next(p for p in generate(spec, WHERE).params if p.name == "given").shape
-    given = device.zeros(tuple(evaluate(extent, {"rows": rows}) for extent in counters), "u32")
-    arrays = {name: value if name == "n_rows" else device.array(value) for name, value in values.items()}
-    bound = device.load(spec, WHERE).bind(**arrays, given=given)
-    found = []
-    for _ in range(3):
-        bound.launch()
-        device.synchronize()
-        assert not given.numpy().any()
-        found.append(arrays["out"].numpy().tobytes())
-    assert len(set(found)) == 1
+    counters_are_left_clear(spec, rows)
 
 
 def test_orders_that_matter(few_processors: None) -> None:
@@ -204,17 +192,7 @@ def test_no_spills(fields: dict[str, Any]) -> None:
 def test_launches_share_a_workspace_on_a_gpu(gpu: Device) -> None:
     """Programmatic launches back to back, of which the next begins while CTAs of the last still run."""
     spec = PackedGemm(134 * 64, 1024, last_split=8, programmatic=True, **FIELDS)
-    values = spec.example(np.random.default_rng(0), rows=90)
-    arrays = {name: value if name == "n_rows" else gpu.array(value) for name, value in values.items()}
-    bound = gpu.load(spec, WHERE).bind(**arrays)
-    bound.launch()
-    gpu.synchronize()
-    once = arrays["out"].numpy().tobytes()
-    arrays["out"].fill(0)
-    for _ in range(40):
-        bound.launch()
-    gpu.synchronize()
-    assert arrays["out"].numpy().tobytes() == once
+    launches_share_a_workspace(gpu, spec, 90)
 
 
 @pytest.mark.gpu

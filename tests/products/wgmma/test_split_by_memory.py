@@ -13,14 +13,13 @@ import pytest
 from ptxgen import ExecutionError, SpecError, assemble, generate
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm
-from ptxgen.launch import evaluate
 from ptxgen.products.wgmma.tiling import shape
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.runtime import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from tests.support.marks import needs_assembler
-from tests.support.packed_products import FAST, WHERE, tried
+from tests.support.packed_products import FAST, WHERE, counters_are_left_clear, launches_share_a_workspace, tried
 from tests.tools.mutations import deletions
 
 BY_MEMORY: dict[str, Any] = {"precision": "fast", "by_memory": True, "share": 1}
@@ -84,19 +83,7 @@ def test_sums_have_the_bits_of_a_cluster() -> None:
 )  # three groups of two CTAs: one round, two, three or four, four or five
 def test_a_launch_finds_the_counters_as_the_one_before(rows: int, few_processors: None) -> None:
     spec = PackedGemm(100, 256, tokens=8, tile_rows=64, split=2, **BY_MEMORY)
-    device = CpuDevice(mode="check")
-    values = spec.example(np.random.default_rng(0), rows=rows)
-    counters = next(p for p in generate(spec, WHERE).params if p.name == "given").shape
-    given = device.zeros(tuple(evaluate(extent, {"rows": rows}) for extent in counters), "u32")
-    arrays = {name: value if name == "n_rows" else device.array(value) for name, value in values.items()}
-    bound = device.load(spec, WHERE).bind(**arrays, given=given)
-    found = []
-    for _ in range(3):
-        bound.launch()
-        device.synchronize()
-        assert not given.numpy().any()
-        found.append(arrays["out"].numpy().tobytes())
-    assert len(set(found)) == 1
+    counters_are_left_clear(spec, rows)
 
 
 @pytest.mark.parametrize("count", [0, 1, 95, 96, 97])
@@ -209,17 +196,7 @@ def test_no_spills(fields: dict[str, Any]) -> None:
 def test_launches_share_a_workspace_on_a_gpu(gpu: Device, rows: int) -> None:
     """Programmatic launches back to back, of which the next begins while CTAs of the last still run."""
     spec = PackedGemm(2048, 1024, tokens=96, split=3, programmatic=True, **BY_MEMORY)
-    values = spec.example(np.random.default_rng(0), rows=rows)
-    arrays = {name: value if name == "n_rows" else gpu.array(value) for name, value in values.items()}
-    bound = gpu.load(spec, WHERE).bind(**arrays)
-    bound.launch()
-    gpu.synchronize()
-    once = arrays["out"].numpy().tobytes()
-    arrays["out"].fill(0)
-    for _ in range(40):
-        bound.launch()
-    gpu.synchronize()
-    assert arrays["out"].numpy().tobytes() == once
+    launches_share_a_workspace(gpu, spec, rows)
 
 
 @pytest.mark.gpu
