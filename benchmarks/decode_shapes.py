@@ -21,7 +21,7 @@ from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.report.schedule import SECONDS, in_time
 from benchmarks.report.sentence import in_a_sentence
-from benchmarks.timing.prepared import ahead
+from benchmarks.timing.prepared import ahead, wait
 
 HEAD_DIMS = (40, 80, 96, 192, 256, 512)
 GROUPS = tuple(range(1, 17))
@@ -62,6 +62,7 @@ def measure_all(run: Run, names: Sequence[str], sizes: Sequence[int], seconds: f
     ends = time.monotonic() + seconds
     wanted = list(pairs(names, sizes))
     ahead(kernels((each for pair in wanted for each in pair), ["ptxgen"], this_machine()), this_machine())
+    wait()
     rates: dict[Case, tuple[float, float, float]] = {}  # µs, bytes/s, error
     for case, tuned in in_time(wanted, ends):
         for each in (case, tuned):

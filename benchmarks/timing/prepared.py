@@ -41,6 +41,13 @@ def ahead(wanted: Iterable[tuple[KernelType, str]], machine: str) -> None:
         _COMING[spec, target, machine] = pool.apply_async(_made_elsewhere, (spec, target, machine))
 
 
+def wait() -> None:
+    """Until all that was begun ahead is there: before graphs so short that a launch takes longer than a replay, if
+    other processes use the processors."""
+    for coming in _COMING.values():
+        coming.wait()
+
+
 def kernel(spec: KernelType, target: str, machine: str = "") -> Made:
     """One kernel: what was begun ahead, or made now."""
     machine = machine or target

@@ -4,12 +4,13 @@ or what was measured to be faster than these say.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.dtypes import f32
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma.cost_model import few_tokens, waves, weights_converted
+from ptxgen.products.wgmma.cost_model import few_tokens, token_blocks, waves, weights_converted
 from ptxgen.products.wgmma.cost_model.candidates import (
     MANY_IN_BLOCKS,
     OF_MANY,
@@ -110,22 +111,21 @@ def _ended(found: list[P], fields: dict[str, Any], rows: int) -> list[P]:
     return ended
 
 
-def _between(kernel: type[P], fields: dict[str, Any], rows: int, chosen: P) -> P:
-    """The spec, or another of those that `weights_converted.py` tries where its cycles are so much fewer there."""
-    fitted = {chosen: _fitted(chosen, rows)}
-    fitted |= {
-        spec: _fitted(spec, rows) for spec in of_one_matrix(kernel, fields, rows) if weights_converted.tries(spec)
-    }
+def _between(chosen: P, others: Iterable[P], rows: int, worth: float) -> P:
+    """The spec, or another where the cycles that are fitted for these tiles are so much fewer."""
+    fitted = {spec: _fitted(spec, rows) for spec in (chosen, *others)}
     shortest = min(fitted, key=lambda spec: fitted[spec])
-    return shortest if fitted[shortest] < weights_converted.WORTH * fitted[chosen] else chosen
+    return shortest if fitted[shortest] < worth * fitted[chosen] else chosen
 
 
 def _fitted(spec: PackedProduct, rows: int) -> float:
-    """Cycles as they are fitted for `weights_converted.py`, of a tile that it knows."""
-    if not weights_converted.is_known(spec, rows):
-        return cycles(spec, rows)
+    """Cycles as they are fitted for `weights_converted.py` or `token_blocks.py`, of a tile that these know."""
     at = Geometry.of(spec)
-    return read_too(spec, weights_converted.cycles(spec, at, rows, waves.turns(at, rows)), weights_converted.BESIDE)
+    if token_blocks.is_known(spec):
+        return read_too(spec, token_blocks.cycles(spec, waves.turns(at, rows)))
+    if weights_converted.is_known(spec, rows):
+        return read_too(spec, weights_converted.cycles(spec, at, rows, waves.turns(at, rows)), weights_converted.BESIDE)
+    return cycles(spec, rows)
 
 
 def _sliced(spec: P, fields: dict[str, Any], rows: int) -> P:
@@ -183,5 +183,8 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     shared = min((spec for spec in found if spec.last_split), key=lambda spec: cycles(spec, rows), default=chosen)
     chosen = shared if RATHER_WHOLE * cycles(shared, rows) < _counted(chosen, rows) else chosen
     if weights_converted.is_open(fields, rows):
-        chosen = _between(kernel, fields, rows, chosen)
+        others = (spec for spec in of_one_matrix(kernel, fields, rows) if weights_converted.tries(spec))
+        chosen = _between(chosen, others, rows, weights_converted.WORTH)
+    elif token_blocks.is_known(chosen):
+        chosen = _between(chosen, token_blocks.others(kernel, fields, rows), rows, token_blocks.WORTH)
     return _sliced(_once(chosen, fields, rows), fields, rows)
