@@ -62,7 +62,7 @@ def measure_all(run: Run, names: Sequence[str], sizes: Sequence[int], seconds: f
     ends = time.monotonic() + seconds
     wanted = list(pairs(names, sizes))
     ahead(kernels((each for pair in wanted for each in pair), ["ptxgen"], this_machine()), this_machine())
-    wait()
+    wait(ends)
     rates: dict[Case, tuple[float, float, float]] = {}  # µs, bytes/s, error
     for case, tuned in in_time(wanted, ends):
         for each in (case, tuned):

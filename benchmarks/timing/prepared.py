@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import get_context
 from multiprocessing.pool import AsyncResult, Pool
@@ -41,11 +42,11 @@ def ahead(wanted: Iterable[tuple[KernelType, str]], machine: str) -> None:
         _COMING[spec, target, machine] = pool.apply_async(_made_elsewhere, (spec, target, machine))
 
 
-def wait() -> None:
-    """Until all that was begun ahead is there: before graphs so short that a launch takes longer than a replay, if
-    other processes use the processors."""
+def wait(ends: float) -> None:
+    """Wait for what was begun ahead, until `ends` by the monotonic clock. A graph of some 100 µs needs that: beside
+    processes that compile, its launch can take longer than the GPU takes for it."""
     for coming in _COMING.values():
-        coming.wait()
+        coming.wait(max(0.0, ends - time.monotonic()))
 
 
 def kernel(spec: KernelType, target: str, machine: str = "") -> Made:

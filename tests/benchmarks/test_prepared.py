@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from benchmarks.cases.decode import Case
@@ -18,6 +20,9 @@ def test_what_was_begun_ahead_is_what_would_be_made(monkeypatch: pytest.MonkeyPa
     begun, later = ArgMax(32000), ArgMax(64)
     wrong = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
     prepared.ahead([(begun, "sm_80"), (wrong, "sm_70")], "sm_90")
+    prepared.wait(time.monotonic())  # no longer
+    prepared.wait(time.monotonic() + 60)
+    assert all(prepared._COMING[spec, target, "sm_90"].ready() for spec, target in ((begun, "sm_80"), (wrong, "sm_70")))
     assert prepared.kernel(begun, "sm_80", "sm_90") == (generate(begun, "sm_80"), b"")
     assert prepared.kernel(later, "sm_90") == (generate(later, "sm_90"), b"")
     with pytest.raises(SpecError, match="must be sm_75 or later"):

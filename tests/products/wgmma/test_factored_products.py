@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.cases.models import MODELS, model_spec, unfused
 from ptxgen import generate
 from ptxgen.assembler import assemble
-from ptxgen.dtypes import DType, bf16, e4m3, f32
+from ptxgen.dtypes import bf16, e4m3, f32
 from ptxgen.errors import SpecError
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.models.step.decode import step_program
 from ptxgen.products.wgmma.tiling import shape
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.registers import FACTORED
@@ -57,6 +59,8 @@ CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (700, {"n": 512, "k": 1152, "tokens": 192, "split": 1, "residual": True, "indirect": True, "programmatic": True}),
     (700, {"n": 512, "k": 1152, "tokens": 256, "share": 2, "split": 2, "activation": "silu"}),
     (300, {"n": 384, "k": 1152, "tokens": 256, "split": 2, "programmatic": True, "out_dtype": bf16}),
+    (300, {"n": 384, "k": 1152, "tokens": 256, "split": 2, "residual": True, "bias": True}),
+    (300, {"n": 384, "k": 512, "tokens": 256, "split": 2, "residual": True, "row_scales": True, "programmatic": True}),
     (300, {"n": 512, "k": 1024, "tokens": 96, "share": 2, "residual": True, "programmatic": True}),
     (300, {"n": 384, "k": 512, "tokens": 128, "split": 2, "bias": True, "row_scales": True}),
     (300, {"n": 512, "k": 512, "tokens": 192, "row_scales": True, "programmatic": True}),
@@ -114,7 +118,7 @@ def test_rows_of_tokens_beside_blocks_of_weights_that_are_not_whole(
         {"n": 256, "gated": True, "activation": "silu"},
         {"n": 256, "tile_rows": 64},
         {"n": 256, "tokens": 64},
-        {"n": 256, "tokens": 256, "residual": True},  # no registers are left
+        {"n": 256, "tokens": 256, "residual": True, "split": 1},  # no registers are left
         {"n": 256, "weights": "e4m3_channel", "promoted": True},
     ],
     ids=str,
@@ -240,12 +244,13 @@ def test_what_is_not_finite_keeps_a_row_from_being_finite(mode: str) -> None:
         {"out_dtype": bf16, "split": 2},
         {"out_dtype": bf16, "bias": True, "activation": "gelu_tanh"},
         {"residual": True, "split": 2},
+        {"residual": True, "bias": True, "split": 2},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("row_scales", [False, True])
 def test_no_spills(rows: int, count: int, more: dict[str, Any], row_scales: bool) -> None:
-    """Of 256 tokens with a residual those are meant that are not pipelined."""
+    """Of 256 tokens with a residual, if no k is shared, those are meant that are not pipelined."""
     fields = {"tokens": count, "tile_rows": rows, "programmatic": True, "row_scales": row_scales, **more}
     ptx = generate(product(n=4096, k=4096, **fields), WHERE)
     assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
@@ -292,30 +297,49 @@ def test_the_best_tile_has_registers_for_an_activation(rows: int, activation: st
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
 
 
-# Of 4 to 9 tiles the fastest on an H200, but the last two: rows of x, outputs, columns; tokens, CTAs that share k
+# Of 6 to 18 tiles the fastest on an H200, but the last two and those of residuals: rows of x, outputs, columns; tokens,
+# CTAs that share k
 @pytest.mark.parametrize(
-    ("rows", "n", "k", "tile"),
+    ("rows", "n", "k", "more", "tile"),
     [
-        (512, 4096, 4096, (128, 1)), (512, 4096, 14336, (256, 2)), (512, 3584, 18944, (256, 2)),
-        (512, 2048, 7168, (128, 2)), (512, 7168, 2048, (256, 1)), (512, 5120, 13824, (192, 1)),
-        (256, 4096, 14336, (128, 2)), (384, 4096, 14336, (192, 2)), (1024, 2048, 7168, (128, 1)),
-        (4096, 4096, 14336, (256, 1)), (512, 2048, 2048, (96, 1)),
+        (512, 4096, 4096, {}, (128, 1)), (512, 4096, 14336, {}, (256, 2)), (512, 2048, 7168, {}, (128, 2)),
+        (512, 7168, 2048, {}, (256, 1)), (512, 5120, 13824, {}, (192, 1)), (256, 4096, 14336, {}, (128, 2)),
+        (384, 4096, 14336, {}, (192, 2)), (1024, 2048, 7168, {}, (128, 1)),
+        (512, 4096, 14336, {"residual": True, "out_dtype": f32}, (256, 2)),
+        (512, 4096, 14336, {"slices": 1, "by_memory": False}, (256, 2)),
+        (4096, 4096, 14336, {}, (256, 1)), (512, 2048, 2048, {}, (96, 1)),
     ],
+    ids=str,
 )  # fmt: skip
-def test_the_best_tile_is_one_of_these(rows: int, n: int, k: int, tile: tuple[int, int]) -> None:
-    spec = PackedGemm.best(rows, n=n, k=k, weights="e4m3_block", x_dtype=e4m3, precision="fast", out_dtype=bf16)
+def test_the_best_tile_is_one_of_these(rows: int, n: int, k: int, more: dict[str, Any], tile: tuple[int, int]) -> None:
+    fields = {"weights": "e4m3_block", "x_dtype": e4m3, "precision": "fast", "out_dtype": bf16, **more}
+    spec = PackedGemm.best(rows, n=n, k=k, **fields)
     assert (spec.tokens, spec.split, Geometry.of(spec).factored) == (*tile, True)
 
 
-def test_the_best_tile_keeps_what_is_given() -> None:
+@pytest.mark.parametrize("given", [
+    {"split": 1}, {"split": 0}, {"tokens": 128}, {"share": 1}, {"bias": True}, {"indirect": True},
+    {"row_scales": True}, {"activation": "silu"},
+], ids=str)  # fmt: skip
+def test_what_was_not_measured_keeps_its_tile(given: dict[str, Any]) -> None:
     fields = {"n": 4096, "k": 14336, "weights": "e4m3_block", "x_dtype": e4m3, "precision": "fast"}
-    assert PackedGemm.best(512, **fields).split == 2
-    assert PackedGemm.best(512, **fields, split=1).split == 1
-    assert PackedGemm.best(512, **fields, tokens=128).tokens == 128
+    assert (PackedGemm.best(512, **fields).tokens, PackedGemm.best(512, **fields).split) == (256, 2)
+    kept = PackedGemm.best(512, **fields, **given)
+    assert (kept.tokens, Geometry.of(kept).shape.split) == (128, 1)
+    assert all(getattr(kept, name) == value for name, value in given.items())
 
 
-@needs_assembler
-@pytest.mark.parametrize("out_dtype", [f32, bf16], ids=str)
-def test_two_ctas_that_share_k_spill_nothing(out_dtype: DType) -> None:
-    ptx = generate(product(n=4096, k=14336, tokens=256, split=2, out_dtype=out_dtype, programmatic=True), WHERE)
-    assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
+def test_short_rows_keep_their_tile() -> None:
+    fields = {"weights": "e4m3_block", "x_dtype": e4m3, "precision": "fast", "out_dtype": bf16}
+    assert PackedGemm.best(512, n=28672, k=128, **fields).tokens == 256  # by `cycles` alone
+
+
+def test_a_model_has_a_warp_pack_the_scales_of_its_last_product() -> None:
+    """Tokens are packed for a product without a residual; the one that has it must be able to take them so."""
+    model = unfused(model_spec(dict(MODELS["llama-3-8b"]), max_len=1024))
+    how = {"target": WHERE, "programmatic": True, "precision": "e4m3"}
+    step = step_program(model, "e4m3_block", "prefill", rows=512, kv_dtype="f16", **how)
+    (down,) = (op.spec for op in step.ops if op.name == "layers.0.down_proj")
+    assert isinstance(down, PackedGemm)
+    assert (down.residual, down.tokens, down.split) == (True, 256, 2)
+    assert Geometry.of(down).factored

@@ -185,6 +185,6 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if weights_converted.is_open(fields, rows):
         others = (spec for spec in of_one_matrix(kernel, fields, rows) if weights_converted.tries(spec))
         chosen = _between(chosen, others, rows, weights_converted.WORTH)
-    elif token_blocks.is_known(chosen):
+    elif token_blocks.is_open(fields) and token_blocks.is_known(chosen):
         chosen = _between(chosen, token_blocks.others(kernel, fields, rows), rows, token_blocks.WORTH)
     return _sliced(_once(chosen, fields, rows), fields, rows)

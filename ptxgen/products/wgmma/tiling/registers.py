@@ -66,7 +66,7 @@ PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted pr
 # MOST_ADDED tokens.
 FACTORED = {(128, 96): (96, 1, 2), (128, 128): (128, 1, 2), (128, 192): (64, 2, 2), (128, 256): (64, 2, 1)}
 UNIFORM, UNIFORM_SHARED = FACTORED | {(128, 192): (96, 2, 1)}, (64, 1, 1)
-MOST_ADDED = 192  # tokens with which there are registers for what results are added to
+MOST_ADDED = 192  # tokens with which a CTA alone has registers for what its results are added to
 
 
 def most_sums(spec: PackedProduct, shape: Shape) -> int:
@@ -105,7 +105,7 @@ def pipelined(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     products run. Weights have scales of blocks, and the rows of every CTA are whole blocks."""
     if not spec.in_blocks or spec.parts > 1 or (shape.rows, tokens) not in FACTORED or spec.kind.tile_k != BLOCK:
         return False
-    if spec.residual and tokens > MOST_ADDED:
+    if spec.residual and tokens > MOST_ADDED and shape.split == 1:
         return False
     whole = spec.kind.records(spec.n) % (shape.rows // TILE_ROWS * shape.share) == 0
     return whole and shape.groups == 2 and shape.tiles == 1
