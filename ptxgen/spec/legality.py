@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from ptxgen.dtypes import DType
+from ptxgen.errors import nearest
 from ptxgen.rules import Bounds, OneOf
 from ptxgen.spec.field_values import coerce
 
@@ -93,15 +94,11 @@ def _common(runs: Sequence[Sequence[str]]) -> list[str]:
 
 def draft(cls: type[R], given: Mapping[str, object]) -> tuple[R, tuple[str, ...]]:
     """A spec of these fields, legal or not, and every reason against it; unknown fields are among them."""
-    import difflib
-
     spec = object.__new__(cls)
     known = [field.name for field in _fields(cls)]
     unknown = []
     for name in sorted(given.keys() - set(known)):
-        close = difflib.get_close_matches(name, known, 1)
-        nearest = f"; nearest: {close[0]}" if close else ""
-        unknown.append(f"{name}: no such field{nearest} (fields: {', '.join(known)})")
+        unknown.append(f"{name}: no such field{nearest(name, known)} (fields: {', '.join(known)})")
     return spec, (*unknown, *settle(spec, given))
 
 
