@@ -62,6 +62,10 @@ class CapacityError(PtxgenError):
     """A KV cache cannot hold what was asked; nothing was changed."""
 
 
+class LogitsError(PtxgenError, ArithmeticError):
+    """A model's logits are NaN: weights are damaged, or values overflow the cache's type."""
+
+
 class ConfigWarning(UserWarning):
     """A model's configuration has a key that is not known, or says what kernels do otherwise; or a context was asked
     for that is longer than the model's own."""

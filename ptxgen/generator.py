@@ -153,7 +153,8 @@ def _written(b: Builder, spec: KernelType, entry: str) -> Ptx:
     if requires.ptx != target.lowest_ptx:
         text, source_map = whole(requires.ptx)
         module.version, module.source = requires.ptx, text
-    check(module, target, lint=True, limits=_index_limits(launch))
+    loops = {predicate: turn.form for predicate, turn in b.loops.items()}
+    check(module, target, lint=True, limits=_index_limits(launch), loops=loops)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module, source_map)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -19,7 +17,6 @@ from jinja2 import (
     StrictUndefined,
     TemplateNotFound,
     Undefined,
-    UndefinedError,
     pass_context,
 )
 from jinja2 import TemplateError as JinjaError
@@ -121,6 +118,9 @@ def _body_of(context: Context, template: str, prefix: str) -> str:
     assert env.loader
     imports = re.findall(r'{% from "flow\.ptx\.j2" import ([\w, ]+) %}', env.loader.get_source(env, template)[0])
     macros = {name: getattr(flow, name) for each in imports for name in each.split(", ")}
+    if prefix not in context["bodies"]:
+        there = ", ".join(map(repr, context["bodies"])) or "none"
+        raise TemplateError(f"body_of: a body that build() opens (got {prefix!r}; there are {there})")
     names = found.new_context({**context.get_all(), **macros, **context["bodies"][prefix]})
     lines = found.blocks.get("body", found.root_render_func)(names)
     return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(lines))
@@ -178,13 +178,21 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
     }
     try:
         text = environment().get_template(f"{template}.ptx.j2").render(context)
-    except TemplateNotFound as missing:
+    except TemplateNotFound as wrong:
+        from ptxgen.lines.template_errors import missing
+
+        names = [path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.j2")]
         places = "" if ours else f" beside {type(b.spec).__module__}, nor in a folder templates there"
-        raise TemplateError(f"{about}: template {missing.name} does not exist{places}") from None
-    except UndefinedError as wrong:
-        raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
+        raise TemplateError(f"{about}: {missing(wrong, places, names)}") from None
     except (JinjaError, TemplateError, TypeError) as wrong:
-        raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}") from wrong
+        from ptxgen.lines.template_errors import explained
+
+        flow: Any = environment().get_template(_FLOW).module
+        raise TemplateError(f"{about}: {explained(wrong, context, flow)}") from wrong
+    if not re.search(r"^\.visible \.entry ", text, re.MULTILINE):
+        raise TemplateError(
+            f'{about}: {template}.ptx.j2:1: makes no entry; it begins with {{% extends "entry.ptx.j2" %}}'
+        )
     lines, runs = _with_fragments(b, about, template, text)
     return "\n".join(lines) + "\n", runs
 
@@ -223,7 +231,9 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[l
     unplaced = [f for f in b.fragments.values() if not placed[f.name]]
     if unplaced:
         listed = ", ".join(f"{f.name!r} ({f.built_at})" for f in unplaced)
-        raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {listed}")
+        forms = ", ".join(dict.fromkeys(f.form for f in unplaced if f.form))
+        remedy = f"; place {forms}" if forms else ""
+        raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {listed}{remedy}")
     return lines, runs
 
 
@@ -283,30 +293,6 @@ def _wrapped(head: str, names: list[str]) -> Iterable[str]:
         else:
             line += f", {name}"
     yield line + ";"
-
-
-def _template_lines(error: BaseException) -> str:
-    """Where in the templates an error arose, `file:line` from the skeleton inwards, or what the error itself knows."""
-    name, line = getattr(error, "name", None), getattr(error, "lineno", None)
-    if name and line:
-        return f"{name}:{line}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(".j2")]
-    places = dict.fromkeys(f"{Path(f.filename).name}:{f.lineno}" for f in frames)
-    return " → ".join(places) or "template"
-
-
-def _nearest(message: str, context: Mapping[str, object]) -> str:
-    """The known name that an undefined one in the message resembles, or how it would come to be known."""
-    import difflib
-
-    named = re.match(r"'(\w+)' is undefined", message)
-    if not named:
-        return ""
-    if hasattr(environment().get_template(_FLOW).module, named[1]):
-        return f'; import it: {{% from "flow.ptx.j2" import {named[1]} %}}'
-    close = difflib.get_close_matches(named[1], context, 1)
-    absent = f"; build() makes no fragment or register of this name, exposes none, and has no b.without({named[1]!r})"
-    return f"; nearest: {close[0]}" if close else absent
 
 
 __all__ = ["RegArray", "environment", "prepare", "render_entry", "render_module"]

@@ -35,6 +35,7 @@ class Builder(Declarations):
         super().__init__(spec, target)
         self.fragments: dict[str, Fragment] = {}
         self.absent: dict[str, Absent] = {}
+        self.loops: dict[str, Fragment] = {}  # predicate, as printed -> a turn of the loop that asks it
         self._current: Fragment | None = None
         self._written: set[str] = set()
         self._read: dict[str, tuple[Fragment, int]] = {}  # register -> where it is used first: a line of a fragment
@@ -90,6 +91,15 @@ class Builder(Declarations):
             yield
         finally:
             self._prefix = ""
+
+    def turn(self, again: Reg) -> None:
+        """The open fragment is a turn of a loop, and this predicate says whether there is another. A text is refused
+        where no loop around the fragment asks the predicate, unless an instruction reads it."""
+        if self._current is None:
+            raise self._error(f"turn of a loop by {again}: outside of a fragment")
+        fragment, predicate = (name.removeprefix(self._prefix) for name in (self._current.name, again.name))
+        self._current.form = f'{{{{ {fragment} }}}} in {{% call loop("{fragment}", {predicate}) %}}'
+        self.loops[str(again)] = self._current
 
     # -- instructions -------------------------------------------------------------------------------------------
 

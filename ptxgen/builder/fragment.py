@@ -9,7 +9,6 @@ from types import CodeType
 
 from ptxgen.errors import TemplateError
 from ptxgen.lines.sources import Site, places
-from ptxgen.places import Place
 
 _CHAPTER = 4  # lines; what is shorter needs no heading
 _TITLE = 90  # characters at most
@@ -36,7 +35,7 @@ ABSENT = Absent()
 class Fragment:
     """A named list of instructions, which a skeleton places; it is no text that a skeleton could change."""
 
-    __slots__ = ("helpers", "lines", "name", "opened", "placed", "sites", "what")
+    __slots__ = ("form", "helpers", "lines", "name", "opened", "placed", "sites", "what")
 
     def __init__(self, name: str, opened: Site, what: str = "") -> None:
         self.name = name
@@ -46,14 +45,16 @@ class Fragment:
         self.sites: list[Site] = []  # who emitted each line
         self.helpers: list[tuple[int, CodeType | None]] = []  # functions that its opener called, and their first lines
         self.placed = 0
+        self.form = ""  # how a skeleton places it, where a macro does: "{{ reduce(total) }}"
 
     def __str__(self) -> str:
         raise TemplateError(f"a fragment is placed as it is: no filter, no operator (got one around {self.name!r})")
 
     @property
-    def built_at(self) -> Place:
-        """The line of Python that opened it."""
-        return places(self.opened)[0]
+    def built_at(self) -> str:
+        """The line of the kernel type's `build` that it comes from, and that of the idiom which opened it."""
+        line, caller = places(self.opened)
+        return f"{caller} → {line}" if caller else f"{line}"
 
     def add(self, line: str, site: Site) -> None:
         """Append a line that this call emitted."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from ptxgen.checks.access import unwritten_reads, wild_accesses
-from ptxgen.checks.lint import Finding, backward_branches, narrow_addresses
+from ptxgen.checks.lint import Finding, narrow_addresses
+from ptxgen.checks.loops import backward_branches, lone_turns
 from ptxgen.checks.names import Names
 from ptxgen.checks.operand import choose, fault
 from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, unreadable
@@ -19,7 +20,12 @@ from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx, own_target
 
 
 def check(
-    module: Module, target: Target | None = None, *, lint: bool = False, limits: Mapping[str, int] | None = None
+    module: Module,
+    target: Target | None = None,
+    *,
+    lint: bool = False,
+    limits: Mapping[str, int] | None = None,
+    loops: Mapping[str, str] | None = None,
 ) -> None:
     """Raise one `IsaError` with every finding, in the form of `Module.finding`: a line each.
 
@@ -27,7 +33,8 @@ def check(
     registers and labels; forms and special registers that `.version` or the target (default: the module's own) lack,
     with the word that forces them; static shared memory above 48 KiB; limits of a launch; characters. `lint` adds the
     rules of `check_lint`, meant for ptxgen's own text; `limits` are largest values of special registers that the launch
-    guarantees (`{"%ctaid.x": 7}`).
+    guarantees (`{"%ctaid.x": 7}`), `loops` predicates that say whether a loop has another turn (`Builder.turn`), with
+    the words in which a template places it.
     """
     found: list[tuple[int, str, Function | None]] = [(line, what, None) for line, what in _header(module, target)]
     where = target or own_target(module.targets)
@@ -35,7 +42,7 @@ def check(
     variables = {name: item for name, item in outside.items() if isinstance(item, Variable)}
     for item in module.items:
         if isinstance(item, Function) and item.body is not None:
-            inside = _FunctionCheck(module, item, outside, variables, where).run(lint, limits or {})
+            inside = _FunctionCheck(module, item, outside, variables, where).run(lint, limits or {}, loops or {})
             found += [(line, what, item) for line, what in sorted(inside, key=lambda finding: finding[0])]
     if found:
         said = [module.finding(*finding) for finding in found[:MOST_FINDINGS]]
@@ -103,7 +110,7 @@ class _FunctionCheck:
         self.flat: list[Instruction | Label] = []
         self.variables = ChainMap[str, Variable]({}, variables)
 
-    def run(self, lint: bool, limits: Mapping[str, int]) -> list[Finding]:
+    def run(self, lint: bool, limits: Mapping[str, int], loops: Mapping[str, str]) -> list[Finding]:
         for parameter in (*self.function.returns, *self.function.params):
             self.names.declare(parameter, set())
             self.variables[parameter.name] = parameter
@@ -117,6 +124,7 @@ class _FunctionCheck:
             )
         if lint and not self.found:  # the rules count on operands being there
             self.found += backward_branches(self.flat)
+            self.found += lone_turns(self.flat, loops) if loops else ()
             self.found += narrow_addresses(self.flat, limits)
             self.found += wild_accesses(self.flat, self.variables)
             self.found += unwritten_reads(self.flat)

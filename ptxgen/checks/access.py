@@ -112,12 +112,12 @@ def _uses(items: Items) -> Uses:
         for position, operand in enumerate(item.operands):
             if position in results:
                 continue
-            for name in (operand.name,) if type(operand) is Register else _names(operand):
+            for name in (operand.name,) if type(operand) is Register else registers_of(operand):
                 if name not in written:
                     reads.setdefault(name, (index, item.line))
         for position in results:
             result = item.operands[position]
-            for name in (result.name,) if type(result) is Register else _names(result):
+            for name in (result.name,) if type(result) is Register else registers_of(result):
                 written.setdefault(name, index)
         if item.opcode.startswith("bra"):
             target = item.operands[0]
@@ -132,22 +132,22 @@ def _results(opcode: str) -> tuple[int, ...]:
     return tuple(position for position, slot in enumerate(lookup(opcode).operands) if slot.writes)
 
 
-def _names(operand: Operand) -> Iterator[str]:
+def registers_of(operand: Operand) -> Iterator[str]:
     """Registers of an operand, those of its address included."""
     if isinstance(operand, Register):
         yield operand.name
     elif isinstance(operand, (Vector, Group)):
         for item in operand.items:
-            yield from _names(item)
+            yield from registers_of(item)
     elif isinstance(operand, Address):
-        yield from _names(operand.base)
+        yield from registers_of(operand.base)
         if operand.coordinates is not None:
-            yield from _names(operand.coordinates)
+            yield from registers_of(operand.coordinates)
     elif isinstance(operand, Negated):
-        yield from _names(operand.operand)
+        yield from registers_of(operand.operand)
     elif isinstance(operand, Pair):
-        yield from _names(operand.first)
-        yield from _names(operand.second)
+        yield from registers_of(operand.first)
+        yield from registers_of(operand.second)
 
 
 def _predefined(name: str) -> bool:

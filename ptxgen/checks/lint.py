@@ -1,4 +1,4 @@
-"""Rules for ptxgen's own text, beyond what PTX demands: loop form, 64-bit addresses, no 32-bit products in them."""
+"""Rules for ptxgen's own text, beyond what PTX demands: 64-bit addresses, no 32-bit products in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.checks.largest import ANY, HALF, RULES, SPECIAL
-from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol, written
+from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, written
 
 if TYPE_CHECKING:  # few texts have something to follow
     from ptxgen.checks.bounds import Bound, Flow, State
@@ -17,18 +17,6 @@ Finding = tuple[int, str]
 _GLOBAL_WORDS = frozenset({"ld", "st", "atom", "red", "cp", "prefetch", "prefetchu"})
 _PRODUCTS = frozenset({"mul.lo.s32", "mul.lo.u32", "mad.lo.s32", "mad.lo.u32"})
 _CARRIES = ("add.", "sub.", "mov.", "cvt.", "mul.", "mad.", "shl.", "cvta.", "selp.")
-
-
-def backward_branches(items: list[Instruction | Label]) -> Iterator[Finding]:
-    """A loop ends in a predicated branch back; an unpredicated one is refused."""
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, Label):
-            seen.add(item.name)
-        elif item.guard is None and item.opcode in ("bra", "bra.uni") and isinstance(item.operands[0], Symbol):
-            target = item.operands[0].name
-            if target in seen:
-                yield item.line, f"branch back to {target} is not predicated; a loop is a guarded do-while"
 
 
 def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]) -> Iterator[Finding]:

@@ -120,6 +120,8 @@ def over_cta(
             ranks.store(at, "shared::cluster", sends)
         with b.fragment(f"{name}_receive", "read the parts of all CTAs, and combine them in order") as receive:
             ranks.combine(operation)
+    for part in filter(None, (leave, collect, send, receive)):
+        part.form = f"{{{{ reduce({name}) }}}}"
     reduction = Reduction(leave, collect, send, receive, repeats)
     b.expose(**{name: reduction})
     return reduction

@@ -137,13 +137,15 @@ class RowWalk:
 
     def advance(self, again: str) -> Reg | None:
         """Go to the next pass; the predicate `again`: there is one. Where one pass takes the row, `again` is none in
-        the template, and nothing is emitted."""
+        the template, and nothing is emitted. A text whose template places the open fragment in no loop that asks
+        `again` is refused."""
         share = self.share
         if share.passes == 1:
             self.b.expose(**{again: None})
             return None
         self.b.op("add.u32", self._first, self._first, share.ctas * share.reach)
         more: Reg = self.b.op("setp.lt.u32", again, self._first, share.dim)
+        self.b.turn(more)
         return more
 
     def _distance(self, i: int) -> int:

@@ -6,7 +6,10 @@ Every line keeps its number, so that messages and source maps name the file's ow
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from ptxgen.errors import TemplateError
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -26,15 +29,27 @@ class MacroFile:
         """The macros as attributes."""
         return self._module
 
-    def _get_default_module(self, context: object = None) -> Macros:
-        return self._module
+    def _get_default_module(self, context: object = None) -> _Imported:
+        return _Imported(self._module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole(), name)
 
 
+class _Imported:
+    """The macros as an import finds them: one that does not exist is refused there, and not where it is called."""
+
+    def __init__(self, macros: Macros) -> None:
+        self._macros = macros
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") and name not in self._macros:
+            raise TemplateError(f"{name!r} is no macro of {self._macros.__name__}; {self._macros.nearest(name)}")
+        return getattr(self._macros, name)
+
+
 class Macros:
-    """Attributes are the file's macros."""
+    """Attributes are the file's macros; iteration gives their names."""
 
     def __init__(self, env: Any, name: str) -> None:  # the environment of render.py
         source, self._file, _ = env.loader.get_source(env, name)
@@ -52,6 +67,28 @@ class Macros:
         macro = getattr(self._compiled(name).module, name)
         setattr(self, name, macro)
         return macro
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._spans
+
+    def nearest(self, name: str) -> str:
+        """The macro whose name resembles this one, in words; where none does, all of them."""
+        import difflib
+
+        close = difflib.get_close_matches(name, self._spans, 1)
+        return f"nearest macro: {close[0]}" if close else f"{self.__name__} has {', '.join(sorted(self._spans))}"
+
+    def at(self, line: int) -> str:
+        """The macro that this line of the file, counted from 1, belongs to; empty between macros."""
+        return next((name for name, span in self._spans.items() if line - 1 in span), "")
+
+    def signature(self, name: str) -> str:
+        """A macro as its definition has it: `loop(name, again, enter=none)`."""
+        line: str = self._lines[self._spans[name].start]
+        return line.removeprefix(_BEGIN).partition(" %}")[0]
 
     def _compiled(self, name: str) -> Template:
         """The file with this macro alone, its other lines empty; those that it calls are names that it is given."""

@@ -43,11 +43,13 @@ class Layer:
 @dataclass(frozen=True)
 class Snapshot:
     """Every layer's positions. Iterating gives (K, V) per layer in float32, whatever the dtype. `tokens` s32
-    `[seq_len]`: those at the positions, where a `Model` took it; a cache knows none."""
+    `[seq_len]`: those at the positions, where a `Model` took it; a cache knows none. `model`: what tells that `Model`
+    from others; "" of a cache."""
 
     dtype: DType
     layers: tuple[Layer, ...]
     tokens: np.ndarray | None = None
+    model: str = ""
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for layer in self.layers:
@@ -64,7 +66,8 @@ class Snapshot:
             for name, array in layer.arrays().items()
         }
         first = {"first": [layer.first for layer in self.layers]} if any(layer.first for layer in self.layers) else {}
-        head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers), **first})
+        more = first | ({"model": self.model} if self.model else {})
+        head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers), **more})
         tokens = {} if self.tokens is None else {"tokens": self.tokens}
         write_arrays(path, {"head": np.array(head), **tokens, **arrays})
 
@@ -72,6 +75,10 @@ class Snapshot:
     def load(cls, path: str | Path) -> Snapshot:
         """Read what `save` wrote; `SpecError` for any other file, `OSError` where none can be opened."""
         stored = read_arrays(path, "a snapshot file")
+        if "head" not in stored:
+            raise SpecError(
+                f"{path}: must be a snapshot file (it has no head, but {', '.join(sorted(stored)) or 'nothing'})"
+            )
         try:
             head = json.loads(str(stored["head"]))
             if head["ptxgen_snapshot"] != _FORMAT:
@@ -89,7 +96,7 @@ class Snapshot:
                 raise ValueError(f"tokens of {tokens.dtype} {tokens.shape}")
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as wrong:
             raise SpecError(f"{path}: must be a snapshot file ({wrong})") from None
-        return cls(dtype, layers, tokens)
+        return cls(dtype, layers, tokens, str(head.get("model", "")))
 
 
 def _viewed(bits: np.ndarray, dtype: DType) -> np.ndarray:

@@ -14,10 +14,12 @@ from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import flags, within
 from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings, checked
-from ptxgen.runtime.model.steps import layer_buffers
+from ptxgen.runtime.model.steps import NAN_TOKEN, layer_buffers
 
 if TYPE_CHECKING:
     from ptxgen.runtime.model.sequenced import Sequenced
+
+MOST_SLOTS = 65535  # CTAs of a grid along y and z
 
 
 class Batch:
@@ -37,7 +39,7 @@ class Batch:
     ) -> None:  # fmt: skip
         flags("Batch", invariant=invariant, sampling=sampling, penalties=penalties)
         self.model = model
-        self.slots = within("Batch: slots", slots, 1, 1 << 16)
+        self.slots = within("Batch: slots", slots, 1, MOST_SLOTS)
         device, shape = model.device, model.shape
         if page_size and any(model.cache.rings.sizes):
             raise SpecError(f"Batch.page_size: needs a Model without rings (got page_size={page_size})")
@@ -107,7 +109,8 @@ class Batch:
 
     def step(self) -> dict[int, int]:
         """One more token of every sequence: the tokens by slot. Raises `CapacityError` where a sequence is full, or
-        pages run out: one must leave before; `SpecError` without a sequence. After an error each is as long as it was.
+        pages run out: one must leave before; `SpecError` without a sequence, `LogitsError` where logits of one are NaN.
+        After an error each is as long as it was.
         """
         if not self._next:
             raise SpecError("Batch.step: no sequence has joined")
@@ -137,6 +140,9 @@ class Batch:
             self._step.graph.launch(stream)
         self._read()
         self._wait()
+        for slot in self._next:
+            if self._tokens_out[slot] == NAN_TOKEN:
+                self.model.steps.refuse_nan(self._logits[slot : slot + 1], f"of slot {slot}, which may leave,")
 
     def logits(self) -> np.ndarray:
         """The logits of the last step, float32 `[slots, vocab]`, on the host; rows of free slots mean nothing, and a

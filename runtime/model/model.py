@@ -103,7 +103,8 @@ class Model(Sequenced):
         Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds `stop`, a
         string or one of several (whose last token is given); `decode` turns tokens into text (default: the file's
         tokenizer). `keep`: the prompt goes
-        on where the sequence is, which otherwise begins anew. The last token given is not in the sequence yet: a prompt
+        on where the sequence is, which otherwise begins anew. Raises `SpecError` when the sequence was changed between
+        two tokens, by another iterator or a batch's `join`. The last token given is not in the sequence yet: a prompt
         that goes on behind it begins with that token. Where one of `stop_ids` ended the tokens, it is in the sequence.
         """
         if max_new_tokens is not None:
@@ -119,6 +120,7 @@ class Model(Sequenced):
         found: list[int] = []
         reach = 8 + 4 * max(map(len, stop), default=0)  # tokens that a stop string spans, and some that are no text
         token = self.prefill(prompt, None if keep else 0, sampling)
+        changes = self._changes
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return
@@ -128,7 +130,13 @@ class Model(Sequenced):
                 return
             if self._length >= self.shape.max_len or len(found) == max_new_tokens:
                 return
+            if self._changes != changes:
+                wanted = "a model has one sequence at a time, and Model.batch several"
+                raise SpecError(
+                    f"Model.tokens: the sequence was changed by another call after {len(found)} tokens; {wanted}"
+                )
             token = self.forward_to_token(token, sampling=sampling)
+            changes = self._changes
 
     # more -------------------------------------------------------------------------------------------------------------
     def batch(self, slots: int, **options: Any) -> Batch:

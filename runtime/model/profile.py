@@ -132,7 +132,9 @@ def profile(model: Sequenced, token: int, position: int | None, repeats: int) ->
         found.append(step.times(model.stream))
     model._known = None
     if held is not None:
+        changes = model._changes
         model.restore(held)
+        model._changes = changes  # the sequence is what it was
     us = np.median(np.array(found[1:]), axis=0)
     gbs, costs = moved(model.device, model.stream), []
     for op, one in zip(step.program.ops, us, strict=True):

@@ -26,7 +26,7 @@ from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import cache_dtype, flags, within
 from ptxgen.runtime.model.sampling import Sampling, checked
-from ptxgen.runtime.model.steps import Steps
+from ptxgen.runtime.model.steps import NAN_TOKEN, Steps
 from ptxgen.runtime.model.timing import StepTime, step_time
 from ptxgen.runtime.model.weights import Progress
 
@@ -79,6 +79,7 @@ class Sequenced:
         self._wait = self.stream.waiter()
         self._apart = apart_from(precision, formats_of(source))
         self._length = 0
+        self._changes = 0  # of the sequence, so that an iterator notices those that are not its own
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
         self._remembers = False  # whether the device has them, too
@@ -120,6 +121,7 @@ class Sequenced:
         """Forget the positions from `position` on; never lengthens the sequence."""
         place = within("Model.rollback: position", position, 0, self.shape.max_len)
         self._rewind(place)
+        self._changes += 1
         self._length = min(self._length, place)
 
     def _rewind(self, position: int) -> None:
@@ -130,15 +132,23 @@ class Sequenced:
     def snapshot(self) -> Snapshot:
         """Keys and values of the sequence with its tokens, on the host: a prompt that can be restored."""
         self.stream.synchronize()
-        return replace(self.cache.snapshot(), tokens=self._ids[: self._length].copy())
+        tokens = self._ids[: self._length].copy()
+        return replace(self.cache.snapshot(), tokens=tokens, model=self.steps.identity)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot. One that holds no tokens, a cache's, leaves none that a penalty could be for. After an
-        error the sequence is what it was, or empty, where rows have been written over it."""
+        """Go on from a snapshot. One that holds no tokens, a cache's, leaves none that a penalty could be for. Raises
+        `SpecError` for one of another model: of other weights, too. After an error the sequence is what it was, or
+        empty, where rows have been written over it."""
         tokens = getattr(snapshot, "tokens", None)
         if tokens is not None and len(tokens) != snapshot.layers[0].seq_len:
             raise SpecError(f"Model.restore: must have {snapshot.layers[0].seq_len} tokens (got {len(tokens)})")
+        vocab = self.shape.vocab
+        if wrong := [int(token) for token in (() if tokens is None else tokens) if not NO_TOKEN <= token < vocab]:
+            raise SpecError(f"Model.restore: must have tokens from 0 to {vocab - 1} (got {wrong[0]})")
+        if (theirs := getattr(snapshot, "model", "")) and theirs != (ours := self.steps.identity):
+            raise SpecError(f"Model.restore: must be a snapshot of this model, {ours} (got one of {theirs})")
         cache = self.cache
+        self._changes += 1
         try:
             cache.restore(snapshot)
         except BaseException:
@@ -181,9 +191,10 @@ class Sequenced:
     def forward_to_token(self, token: int, position: int | None = None, sampling: Sampling | None = None) -> int:
         """Append a token as `forward` does; the likeliest next token, the lowest among equals, or with `sampling` one
         that is drawn. Raises `CapacityError` where all `shape.max_len` positions are taken, `SpecError` for a token or
-        a position that there is not."""
+        a position that there is not, `LogitsError` where logits are NaN."""
         if self.deterministic and sampling is None:
-            return int(np.argmax(self.forward(token, position)))
+            self.forward(token, position)
+            return self._likeliest()
         known, place = self._known, self._length
         if known is None or token != known[0] or position not in (None, place) or place != known[1]:
             token, place = self._check(token, position)
@@ -199,11 +210,13 @@ class Sequenced:
     def _end_at(self, place: int) -> None:
         """After an error: the positions from `place` on, some of which may have been written, do not count."""
         self._known, self._remembers, self._length = None, False, place
+        self._changes += 1
 
     def _step(self, token: int, place: int, sampling: Sampling | None) -> None:
         """One decode step."""
         step = self.steps.decode if sampling is None else self.steps.step(0, sampling, self.stream)
         self._ids[place] = token
+        self._changes += 1
         known, self._known = self._known, None  # until it has been submitted
         self._place(token, place, known)
         if sampling is not None and sampling.penalises:
@@ -228,11 +241,20 @@ class Sequenced:
         else:
             step.graph.launch(self.stream)
 
+    def _likeliest(self) -> int:
+        """The likeliest token by the last step's logits, chosen on the host."""
+        token = int(np.argmax(self.steps.logits.numpy()[0]))
+        if token == NAN_TOKEN:
+            self.steps.refuse_nan(self.steps.logits[:1], f"at position {self._length - 1}")
+        return token
+
     def _take_token(self) -> int:
         """The token that the last step chose."""
         self._read_token()
         self._wait()
         token = int(self._token_out[0])
+        if token == NAN_TOKEN:
+            self.steps.refuse_nan(self.steps.logits[:1], f"at position {self._length - 1}")
         self._known = (token, self._length)
         return token
 
@@ -240,14 +262,15 @@ class Sequenced:
     def prefill(self, prompt: Sequence[int], position: int | None = None, sampling: Sampling | None = None) -> int:
         """Append a prompt of one token or more at `position` (None: at the end), in chunks; the likeliest token after
         it, or with `sampling` one that is drawn. Raises `CapacityError`, changing nothing, for more tokens than there
-        is room for, `SpecError` for what is no token of the vocabulary. After an error of the device the sequence ends
-        before the prompt; with rings, which may have lost what it would need there, before a chunk."""
+        is room for, `SpecError` for what is no token of the vocabulary, `LogitsError` where logits are NaN. After that,
+        or an error of the device, the sequence ends before the prompt; with rings, which may have lost what it would
+        need there, before a chunk."""
         sampling = checked(sampling)
         tokens, place = self._check_prompt(prompt, position)
         try:
             self._prefill(tokens, place, sampling)
             if self.deterministic and sampling is None:
-                return int(np.argmax(self.steps.logits.numpy()[0]))
+                return self._likeliest()
             token = self._take_token()
         except BaseException:
             self._end_at(self._length if self.steps.rings else place)
@@ -268,6 +291,7 @@ class Sequenced:
 
     def _prefill(self, tokens: np.ndarray, place: int, sampling: Sampling | None) -> None:
         self._known, self._remembers, self._length = None, False, place
+        self._changes += 1
         self._ids[place : place + len(tokens)] = tokens
         for rows, at, count in steps_of(len(tokens), self.chunk, self._apart):
             ends = at + count == len(tokens)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ptxgen.dtypes import dtype, f32, s32
-from ptxgen.errors import CapacityError
+from ptxgen.errors import CapacityError, LogitsError
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.memory_plan import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
@@ -22,6 +26,9 @@ from ptxgen.runtime.model.weights import Progress, load_weights, shared_weights
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.stream import Stream
+
+NAN_TOKEN = 0  # what a step chooses where all logits are NaN
+SAMPLE = 4096  # bytes of a tensor that tell its model from others
 
 
 class Steps:
@@ -76,6 +83,27 @@ class Steps:
         self.decode = self._bind(decode)
         self._settings: Settings | None = None
         self._bound: dict[tuple[int, str], Step] = {(0, "greedy"): self.decode}
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this model from others: a digest of its spec, and of the first bytes of some of its tensors."""
+        digest = hashlib.sha256(repr(self.spec).encode())
+        tensors = self.source.tensors
+        for name in sorted(tensors)[:: max(1, len(tensors) // 16)]:
+            for part, array in sorted(self.source.read(name).items()):
+                bits = np.ascontiguousarray(array[:1]).view(np.uint8).reshape(-1)[:SAMPLE]
+                digest.update(f"{name}.{part} {array.dtype} {array.shape}".encode() + bits.tobytes())
+        return digest.hexdigest()[:16]
+
+    def refuse_nan(self, logits: Buffer, where: str) -> None:
+        """`LogitsError` for rows of logits of which one is NaN. Asked where a step has chosen `NAN_TOKEN`, which rows
+        that are numbers seldom have: no other step reads its logits."""
+        if not np.isnan(logits.numpy()).any():
+            return
+        how = "weights may hold NaN or infinities"
+        if self.kv_dtype.name not in ("f32", "bf16"):
+            how += f", or keys and values not fit kv_dtype={self.kv_dtype.name}: try bf16"
+        raise LogitsError(f"Model: logits {where} are NaN: {how}")
 
     def program(self, step: str = "decode", rows: int = 1, **options: Any) -> Program:
         """The Program of a step of this model on this device."""

@@ -68,6 +68,7 @@ TESTS = {
     "ptxgen/checks/comparisons.py": _CHECKS,
     "ptxgen/checks/largest.py": _CHECKS,
     "ptxgen/checks/lint.py": _CHECKS,
+    "ptxgen/checks/loops.py": (*_CHECKS, "tests/builder/test_template_errors.py"),
     "ptxgen/checks/names.py": _CHECKS,
     "ptxgen/checks/operand.py": _CHECKS,
 }  # fmt: skip
@@ -103,8 +104,11 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "ptxgen/checks/operand.py": (
         ("maxsize=1 << 14", "1 → 2", _SIZE), ("maxsize=1 << 14", "14 → 15", _SIZE),
     ),
-    "ptxgen/checks/lint.py": (
+    "ptxgen/checks/loops.py": (
         ('("bra", "bra.uni")', '"bra", → nothing', "what is left is one word, of which bra is a part"),
+        ("labels.get(target.name, at) < at", "< → <=", "a branch stands at no label's place"),
+    ),
+    "ptxgen/checks/lint.py": (
         ("return bool(marked) and", "and → or", _QUICK), ("value >= 0 else ANY", ">= → >", _QUICK),
         ("value >= 0 else ANY", "0 → 1", _QUICK),
     ),
