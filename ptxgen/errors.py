@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class PtxgenError(Exception):
     """Base of all errors of this package."""
@@ -101,6 +103,16 @@ def brief(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} … {text[-15:]}"
 
 
+def nearest(name: object, known: Iterable[str], alike: float = 0.6) -> str:
+    """`; nearest: X` for the end of an error about a name that is not known, nothing where none of `known` is near:
+    by as much as `alike` of 1."""
+    import difflib
+
+    text = str(name)
+    close = difflib.get_close_matches(text, list(known), 1, alike) if len(text) <= _LONGEST else []
+    return f"; nearest: {close[0]}" if close else ""
+
+
 __all__ = [
     "UNREADABLE",
     "AssembleError",
@@ -118,5 +130,6 @@ __all__ = [
     "TemplateError",
     "VersionWarning",
     "brief",
+    "nearest",
     "unreadable",
 ]
