@@ -63,10 +63,10 @@ def command(
     from ptxgen.runtime.tools.complete import Completion
 
     check_kv_dtype(kv_dtype)
-    if not given("temperature"):
-        goes_with("--temperature, without which the likeliest token is taken", "top_k", "top_p", "min_p", "seed")
     with as_options("Sampling"):
         sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
+    if not given("temperature"):
+        goes_with("--temperature, without which the likeliest token is taken", "top_k", "top_p", "min_p", "seed")
     drawn = sampling.temperature > 0 or sampling.penalises
     if persistent and drawn:
         others = " or ".join(given("temperature", "penalty"))
