@@ -67,7 +67,8 @@ class LogitsError(PtxgenError, ArithmeticError):
 
 
 class ConfigWarning(UserWarning):
-    """A `config.json` has a key that is not known, or says what kernels do otherwise."""
+    """A model's configuration has a key that is not known, or says what kernels do otherwise; or a context was asked
+    for that is longer than the model's own."""
 
 
 class CacheWarning(RuntimeWarning):
