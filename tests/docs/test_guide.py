@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support.guide import EXAMPLES, blocks, example
+from tests.support.guide import EXAMPLES, blocks, example, part
 from tests.support.packages import ROOT, done, pip_install
 
 OURS_BY_NAME = ROOT / "tests" / "data" / "own_kernel_types"
@@ -36,7 +36,7 @@ def written(modules: Path, templates: Path) -> tuple[Path, ...]:
 
 def commands() -> list[list[str]]:
     """The page's commands, for each of its kernel types."""
-    (block,) = blocks("console")
+    block = part("console", "ptxgen generate")
     lines = [line.removeprefix("$ ").partition("#")[0] for line in block.splitlines()]
     return [line.replace("scale-rows", name.replace("_", "-")).split() for name in EXAMPLES for line in lines]
 
@@ -105,6 +105,14 @@ def test_in_a_copy_of_the_repository(tmp_path: Path) -> None:
         done("-m", *words, cwd=root, path=(root,))
     linted(modules, root, (root,))
     assert passed(root, root, (root,), " or ".join([*EXAMPLES, *OVERALL])) > 70
+    test = root / "tests" / "test_norm_rows.py"
+    test.write_text(part("python", "trial("), encoding="utf-8")
+    assert "3 passed" in done("-m", "pytest", "-n", "0", str(test), cwd=root, path=(root,))
+    tool = part("console", "--show").removeprefix("$ python ").split()
+    shown = done(*tool, cwd=root, path=(root,))
+    assert re.search(r"finding in check mode: sm_80/norm_rows/dim77\S* barrier \d+: bar\.sync 0; ld\.shared", shown), (
+        shown
+    )
     after = files(root)
     assert {name: after.get(name) for name in before} == before
     new = after.keys() - before.keys()
