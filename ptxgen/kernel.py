@@ -145,6 +145,10 @@ class KernelType:
     """Sizes to try it with (the class's own where they name none): every branch is taken in one of them, and every
     index is above zero somewhere."""
 
+    early: ClassVar[tuple[str, ...]] = ()
+    """Inputs that a programmatic launch may read before it waits for the kernel ahead: weights, and what that kernel
+    does not write. Trials in check mode let a launch write all others just before."""
+
     unreported: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Faults put into its goldens that the executor's check mode does not report (regular expressions over what
     `tests/tools/mutations.py` calls them), and why. Where a fault changes no result, the reason begins with

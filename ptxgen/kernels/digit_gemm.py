@@ -96,6 +96,7 @@ class DigitGemm(Weighted):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
+    early = ("weight",)
     unreported = {
         r"/n20_k256_.* barrier .*bar.sync 0; griddepcontrol.wait": "found in random order",
         r"/n(36_k512|64_k256)_.* barrier .*bar.sync 0; mov.u32 %cta_of_rows": "found in random order",

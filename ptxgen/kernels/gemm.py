@@ -39,6 +39,7 @@ class Gemm(Product):
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
+    early = ("weight",)
     goldens = (
         dict(n=40, k=72),
         dict(n=16, k=64, weights="bf16", activation="silu", gated=True, residual=True, indirect=True),

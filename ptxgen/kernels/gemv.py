@@ -43,6 +43,7 @@ class Gemv(Product):
         fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FOR_SLOTS
         return self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
 
+    early = ("weight",)
     unreported = {
         r"/n20_k512_weights_q[56]_k barrier .*%x_digit0": "does not matter: keeps halves apart, for registers"
     }

@@ -36,6 +36,7 @@ class LayerNorm(RowKernel, KernelType):
 
     sizes = {"rows": 2}
     may_alias = {"out": "x"}
+    early = ("weight", "bias")
     goldens = (
         dict(dim=1024),
         dict(dim=77, residual=True, bias=False),

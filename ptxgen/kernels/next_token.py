@@ -47,6 +47,7 @@ class NextToken(KernelType):
     programmatic: bool = False
 
     sizes = {}
+    early = ("weight",)
     unreported = {r" fence .*atom.acq_rel": "found by the reductions that come late: a wrong result"}
     goldens = (
         dict(n=40, k=40, max_len=64, programmatic=True),

@@ -56,6 +56,7 @@ class PackDigits(KernelType):
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
     golden_targets = ("sm_80", "sm_90")
+    early = ("norm_weight",)
     goldens = (
         dict(dim=512),
         dict(dim=4608, norm="rms", norm_offset=1.0, indirect=True),

@@ -66,6 +66,7 @@ class QkvAppend(KernelType):
     ring: int = field(default=0, like=RING_ROWS)
 
     sizes = {"position": -1}  # -1: one at random
+    early = ("weight", "v_weight")
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=64, norm="rms", programmatic=True),
         dict(

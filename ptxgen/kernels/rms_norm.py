@@ -35,6 +35,7 @@ class RmsNorm(RowKernel, KernelType):
     programmatic: bool = False
 
     sizes = {"rows": 2}
+    early = ("weight",)
     goldens = (
         dict(dim=1024),
         dict(dim=77, residual=True, offset=1.0),

@@ -88,6 +88,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     kept: bool = field(default=False, like=KEPT)
 
     sizes = {"rows": 1, "pages": 8, "position": -1, "n_kept": -1}  # -1: one at random; half of the rows
+    early = ("q_norm_weight", "k_norm_weight")
     trials = ({"rows": 3, "position": 20},)
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +28,7 @@ from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.launches.graph import Graph
 from ptxgen.runtime.core.launches.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
 from ptxgen.runtime.core.launches.modulecache import ModuleCache
+from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.core.param_block import ParamBlock, Slot
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cpu.compile import support_objects
@@ -241,6 +242,14 @@ class CpuDevice(Device):
 
         assert isinstance(self.default_stream, ImmediateStream)
         return ImmediateLauncher(self.default_stream, run, block, first_use, stopped)
+
+    def launch_that_writes(self, buffers: Iterable[Buffer]) -> None:
+        """In check mode: as if a kernel on the default stream had just written these buffers, with what is in them. A
+        programmatic launch behind it must wait before it reads them."""
+        if self.mode == "check":
+            assert isinstance(self.default_stream, ImmediateStream)
+            places = [(buffer.pointer, buffer.nbytes) for buffer in buffers]
+            self.default_stream.latest = self.bytes.launch_that_writes(places)
 
     def _new_stream(self) -> Stream:
         return ImmediateStream()

@@ -134,6 +134,18 @@ def bind_example(
     return kernel.bind(**bound, **capacities), bound
 
 
+def behind_a_writer(kernel: Kernel, bound: Mapping[str, Any]) -> None:
+    """In check mode: as if a kernel had just written the inputs of a programmatic launch that it must wait for."""
+    device, spec = kernel.device, kernel.ptx.spec
+    writes = getattr(device, "launch_that_writes", None)
+    if writes is None or not getattr(spec, "programmatic", False):
+        return
+    names = [param.name for param in kernel.params if param.access in ("in", "inout") and param.name not in spec.early]
+    values = [bound[name] for name in names]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    writes([buffer for one in lists for buffer in one if isinstance(buffer, Buffer)])
+
+
 def _launched(
     kernel: Kernel, values: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> tuple[dict[str, np.ndarray], float]:
@@ -141,6 +153,7 @@ def _launched(
     device = kernel.device
     launch, bound = bind_example(kernel, values, sizes)
     device.synchronize()
+    behind_a_writer(kernel, bound)
     started = time.perf_counter()
     launch.launch()
     device.synchronize()

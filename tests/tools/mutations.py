@@ -21,7 +21,7 @@ from ptxgen.kernel import KernelType, supports
 from ptxgen.parity import judge
 from ptxgen.runtime.core.launches.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.tools.trial import bind_example
+from ptxgen.runtime.tools.trial import behind_a_writer, bind_example
 from ptxgen.spec.fields import domain
 from ptxgen.targets import Target
 from tests.evidence.corpus.case import Case
@@ -243,6 +243,7 @@ class SpecSubject(Subject):
 
     def _launched(self, kernel: Kernel, work: Work) -> str | None:
         bound, arguments = bind_example(kernel, work.arguments, work.sizes)
+        behind_a_writer(kernel, arguments)
         for _ in range(self.launches):
             bound.launch()
         wanted = {name: np.asarray(want) for name, want in work.expected.items()}

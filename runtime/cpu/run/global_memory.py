@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,6 +57,12 @@ class Allocation:
             self.shadow[offset : offset + nbytes] = flags
             if nbytes == self.size and (isinstance(flags, int) or flags.all()):
                 self._fields[SHADOW["complete"]] = 1
+
+    def mark_launch(self, offset: int, nbytes: int, number: int) -> None:
+        """Launch `number` has written these bytes."""
+        if self.shadow is not None and self._fields is not None:
+            self.shadow[offset : offset + nbytes] = number
+            self._fields[SHADOW["launch"]] = number
 
     def forget_launches(self) -> None:
         """What launches have written is just written."""
@@ -193,6 +199,17 @@ class Memory:
                 for allocation in self._live:
                     allocation.forget_launches()
             return self._launches
+
+    def launch_that_writes(self, places: Iterable[tuple[int, int]]) -> int:
+        """The number of a launch that writes (address, bytes) and does nothing else: in check mode, what is there
+        stays there."""
+        number = self.begin_launch()
+        with self._lock:
+            for address, nbytes in places:
+                for live in self._live:
+                    if live.begin <= address < live.end:
+                        live.mark_launch(address - live.begin, nbytes, number)
+        return number
 
     def follow_reads(self, addresses: Sequence[int] | None, number: int) -> None:
         """Launch `number` may write where these addresses lie (None: anywhere)."""
