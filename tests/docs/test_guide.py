@@ -117,6 +117,7 @@ def test_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     test = root / "tests" / "test_norm_rows.py"
     test.write_text(part("python", "trial("), encoding="utf-8")
     assert "3 passed" in done("-m", "pytest", "-n", "0", str(test), cwd=root, path=(root,))
+    test.unlink()
     barrier_is_found(root, (root,))
     after = files(root)
     assert {name: after.get(name) for name in before} == before
