@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class PtxgenError(Exception):
     """Base of all errors of this package."""
@@ -65,7 +67,8 @@ class LogitsError(PtxgenError, ArithmeticError):
 
 
 class ConfigWarning(UserWarning):
-    """A `config.json` has a key that is not known, or says what kernels do otherwise."""
+    """A model's configuration has a key that is not known, or says what kernels do otherwise; or a context was asked
+    for that is longer than the model's own."""
 
 
 class CacheWarning(RuntimeWarning):
@@ -101,6 +104,16 @@ def brief(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} … {text[-15:]}"
 
 
+def nearest(name: object, known: Iterable[str], alike: float = 0.6) -> str:
+    """`; nearest: X` for the end of an error about a name that is not known, nothing where none of `known` is near:
+    by as much as `alike` of 1."""
+    import difflib
+
+    text = str(name)
+    close = difflib.get_close_matches(text, list(known), 1, alike) if len(text) <= _LONGEST else []
+    return f"; nearest: {close[0]}" if close else ""
+
+
 __all__ = [
     "UNREADABLE",
     "AssembleError",
@@ -118,5 +131,6 @@ __all__ = [
     "TemplateError",
     "VersionWarning",
     "brief",
+    "nearest",
     "unreadable",
 ]

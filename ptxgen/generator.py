@@ -12,7 +12,7 @@ from ptxgen.checks import check
 from ptxgen.errors import IsaError, SpecError, TemplateError, brief
 from ptxgen.gc_pause import GcPause
 from ptxgen.kernel import KernelType, spec_error, supports
-from ptxgen.launch import Launch, Param
+from ptxgen.launch import Launch, Param, check_declared
 from ptxgen.lines.sources import SourceMap, remember
 from ptxgen.nodes import Module
 from ptxgen.parser import UnreadableError, parse
@@ -127,7 +127,8 @@ def _with_more(unwritten: IsaError, b: Builder, spec: KernelType, entry: str) ->
 def _written(b: Builder, spec: KernelType, entry: str) -> Ptx:
     """The text of what is built, checked."""
     target = b.target
-    launch = spec.launch(target)
+    launch, params = spec.launch(target), spec.params()
+    check_declared(type(spec).__name__, params, launch, spec.sizes)
     _check_shared(b, launch)
     entry, template = entry or spec.kernel_name, spec.template(target)
     body, runs = render_entry(b, entry, template, launch)
@@ -156,7 +157,7 @@ def _written(b: Builder, spec: KernelType, entry: str) -> Ptx:
     loops = {predicate: turn.form for predicate, turn in b.loops.items()}
     check(module, target, lint=True, limits=_index_limits(launch), loops=loops)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module, source_map)
+    return Ptx(spec, target, entry, text, params, launch, requires, digest, module, source_map)
 
 
 def _parsed(text: str, entry: str) -> Module:

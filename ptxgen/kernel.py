@@ -9,15 +9,26 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ptxgen.dtypes import DType
-from ptxgen.errors import SpecError, brief
+from ptxgen.errors import SpecError, brief, nearest
 from ptxgen.lengths import MOST, Past
-from ptxgen.packages import OURS, admit, failures, load_own, load_packages, own_modules, package_of
+from ptxgen.packages import (
+    GROUP,
+    OURS,
+    admit,
+    check_named,
+    failures,
+    load_every_own,
+    load_own,
+    load_packages,
+    own_modules,
+    package_of,
+    snake_case,
+)
 from ptxgen.spec.field_values import slug_word
 from ptxgen.spec.fields import field
 from ptxgen.spec.legality import draft, settle, target_reasons
@@ -274,19 +285,40 @@ def _named(init: Callable[..., None]) -> Callable[..., None]:
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
 
-    Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
+    Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template; where
+    a module of ours has another name than its class; where goldens or other members are not what they must be.
     """
+    if cls.__module__.startswith(f"{GROUP}."):
+        check_named(cls)
+    _check_members(cls)
     made = kernel_base(cls)  # equality and hash are the base's
     made.__init__ = _named(made.__init__)  # type: ignore[method-assign]
     made.__repr__ = KernelType.__repr__  # type: ignore[method-assign]  # not that of a dataclass between them
     for each in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(each.type, str):  # a module that does not postpone its annotations
             each.type = each.type.__name__ if type(each.type) is type else str(each.type)
-    made.kernel_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    made.kernel_name = snake_case(cls.__name__)
     if package_of(made) != OURS:
         admit(made, made.kernel_name, _REGISTRY.get(made.kernel_name))
     _REGISTRY[made.kernel_name] = made
     return made
+
+
+def _check_members(cls: type[KernelType]) -> None:
+    """Members of which an author forgets a comma or braces."""
+    rule: dict[str, tuple[type, str]] = {
+        "goldens": (Mapping, "a tuple of dicts, such as (dict(dim=64),)"),
+        "trials": (Mapping, "a tuple of dicts, such as ({}, dict(rows=3))"),
+        "golden_targets": (str, 'a tuple of targets, such as ("sm_90",)'),
+    }
+    for name, (kind, must) in rule.items():
+        value = getattr(cls, name)
+        if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
+            raise SpecError(f"{cls.__name__}.{name}: must be {must} (got {brief(value)})")
+    for name in ("sizes", "unreported"):
+        value = getattr(cls, name)
+        if not isinstance(value, Mapping):
+            raise SpecError(f"{cls.__name__}.{name}: must be a dict (got {brief(value)})")
 
 
 def registered() -> Mapping[str, type[KernelType]]:
@@ -296,25 +328,24 @@ def registered() -> Mapping[str, type[KernelType]]:
 
 def kernel_types() -> Mapping[str, type[KernelType]]:
     """Every kernel type by its snake-case name, those of other packages included (`ptxgen.packages`); read-only."""
-    load_own()
+    load_every_own(_REGISTRY)
     load_packages(_REGISTRY)
     return MappingProxyType(dict(sorted(_REGISTRY.items())))
 
 
 def find_kernel_type(name: str) -> type[KernelType]:
-    """The kernel type of a name (`incremental-attention`, `incremental_attention` or `IncrementalAttention`)."""
-    import difflib
+    """The kernel type of a name (`incremental-attention`, `incremental_attention` or `IncrementalAttention`).
 
-    key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    Raises `SpecError` with the nearest where there is none, or with the reason why it cannot be had.
+    """
+    key = snake_case(name).replace("-", "_")
     if key not in _REGISTRY and key in own_modules():
-        load_own([key])
+        load_own(key, _REGISTRY)
     if key not in _REGISTRY:
         load_packages(_REGISTRY)
     if key not in _REGISTRY:
         known = sorted(kernel_types())
-        close = difflib.get_close_matches(key, known, 1)
-        hint = f"; nearest: {close[0]}" if close else ""
-        unknown = f"kernel type: must be one of {', '.join(known)} (got {name!r}{hint})"
+        unknown = f"kernel type: must be one of {', '.join(known)} (got {name!r}{nearest(key, known)})"
         raise SpecError("\n".join([unknown, *failures()]))
     return _REGISTRY[key]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import PtxgenError, SpecError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 GROUP = "ptxgen.kernels"  # our folder's name, too
 OURS = "ptxgen"
 _FOLDERS: dict[Path, str] = {}  # where templates lie -> the module that they are beside
-_TRIED: set[str] = set()  # values of entry points
+_TRIED: set[str] = set()  # values of entry points, and names of modules of ours that cannot be had
 _FAILED: list[str] = []
 
 
@@ -37,10 +38,48 @@ def own_modules() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "kernels")]))
 
 
-def load_own(names: Iterable[str] | None = None) -> None:
-    """Import these modules of ours, or every one, so that their kernel types are registered."""
-    for name in own_modules() if names is None else names:
+def snake_case(name: str) -> str:
+    """What the kernel type of a class is called: `top_k_mask` for `TopKMask`. A snake-case name stays as it is."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def class_name(module: str) -> str:
+    """What the class in a module of ours is called: `TopKMask` in `top_k_mask`."""
+    return "".join(word.capitalize() for word in module.split("_"))
+
+
+def check_named(cls: type) -> None:
+    """Raise `SpecError` where the class of a kernel type of ours has not the name that its module says."""
+    module, given = cls.__module__.removeprefix(f"{GROUP}."), cls.__name__
+    classes, modules = class_name(module), snake_case(given)
+    if (classes, modules) != (given, module):
+        ways = [f"class {classes}"] if snake_case(classes) == module else []
+        ways += [f"module {modules}.py"] if class_name(modules) == given else []
+        near = " or ".join(ways) or f"class {class_name(modules)} in {modules}.py"
+        rule = "class and module must be named alike, as RmsNorm in rms_norm.py"
+        raise SpecError(f"{given}: {rule} (got {module}.py; nearest: {near})")
+
+
+def load_own(name: str, registered: Mapping[str, type]) -> None:
+    """Import a module of ours. Raises `SpecError` where it cannot be had, or its kernel type is not `registered`."""
+    try:
         importlib.import_module(f"{GROUP}.{name}")
+    except (Exception, SystemExit) as wrong:
+        raise SpecError(f"{GROUP}.{name}: {_cannot(wrong)}") from wrong
+    if name not in registered:
+        raise SpecError(f"{GROUP}.{name}: {_NONE}")
+
+
+def load_every_own(registered: Mapping[str, type]) -> None:
+    """Import every module of ours; warn, once, of each that cannot be had."""
+    for name in own_modules():
+        if name not in _TRIED and name not in registered:
+            try:
+                load_own(name, registered)
+            except SpecError as wrong:
+                _TRIED.add(name)
+                _FAILED.append(str(wrong))
+                warnings.warn(str(wrong), KernelWarning, stacklevel=3)
 
 
 def package_of(cls: type) -> str:
@@ -111,10 +150,25 @@ def _why_not(entry: EntryPoint, registered: Mapping[str, type]) -> str:
     try:
         entry.load()
     except (Exception, SystemExit) as wrong:
-        return f"cannot be imported: {type(wrong).__name__}: {' '.join(str(wrong).split())}"
+        return _cannot(wrong)
     modules = {cls.__module__ for cls in registered.values()}
     there = any(name == entry.module or name.startswith(f"{entry.module}.") for name in modules)
-    return "" if there else "registers no kernel type (@kernel_type)"
+    return "" if there else _NONE
+
+
+_NONE = "registers no kernel type (@kernel_type)"
+
+
+def _cannot(wrong: BaseException) -> str:
+    """Why a module cannot be imported, and its line where that is known; an error of ours says why by itself."""
+    import traceback
+
+    from ptxgen.places import shown_path
+
+    lines = [frame for frame in traceback.extract_tb(wrong.__traceback__) if frame.name == "<module>"]
+    place = f" ({shown_path(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""
+    why = "" if isinstance(wrong, PtxgenError) else f"cannot be imported: {type(wrong).__name__}: "
+    return f"{why}{' '.join(str(wrong).split())}{place}"
 
 
 def failures() -> tuple[str, ...]:

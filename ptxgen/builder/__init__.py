@@ -179,9 +179,7 @@ class Builder(Declarations):
     def ld_param(self, name: str, into: str | Reg = "") -> Reg:
         """Load a parameter into the register of its name, or the one named `into`; a pointer becomes a global-space
         address."""
-        if name not in self.params:
-            raise self._error(f"parameter {name!r} is not declared; there are {', '.join(self.params)}")
-        param = self.params[name]
+        param = self.param(name)
         value: Reg = self.op(f"ld.param.{param.ptx_type}", into or name, Addr(f"{name}_param"))
         if param.kind != "scalar":
             self.op("cvta.to.global.u64", value, value)

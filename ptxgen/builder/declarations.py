@@ -53,6 +53,12 @@ class Declarations(ABC):
         if self._prefix:
             self.bodies[self._prefix[:-1]][name] = value
 
+    def param(self, name: str) -> Param:
+        """The parameter of that name; `IsaError` where the kernel type declares none."""
+        if name not in self.params:
+            raise self._error(f"parameter {name!r} is not declared; there are {', '.join(self.params)}")
+        return self.params[name]
+
     def known(self, name: str) -> Reg | None:
         """The register of that name, if it is declared."""
         return self.registers.get(self._prefix + name)

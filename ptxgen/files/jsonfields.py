@@ -17,17 +17,25 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and NUMBERS[0] <= value <= NUMBERS[1]  # type: ignore[operator]
 
 
+def got(values: Mapping[str, Any], key: str) -> str:
+    """The end of an error: `got 7`, `got null`, or `it is absent`."""
+    if key not in values:
+        return "it is absent"
+    return f"got {'null' if values[key] is None else brief(values[key])}"
+
+
 @dataclass(frozen=True)
 class Fields:
-    """The values of one object of the file `source`; null counts as absent. `names`: what the file calls a key."""
+    """The values of one object of the file `source`; null counts as absent, but for errors. `names`: what the file
+    calls a key."""
 
     values: Mapping[str, Any]
     source: str
     names: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, key: str, rule: str) -> SpecError:
-        """`config.json: key: rule (got value)`."""
-        return SpecError(f"{self.source}: {self.names.get(key, key)}: {rule} (got {brief(self.values.get(key))})")
+        """`config.json: key: rule (got value)`, or `(it is absent)`."""
+        return SpecError(f"{self.source}: {self.names.get(key, key)}: {rule} ({got(self.values, key)})")
 
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         """An integer from `least` to `most`."""

@@ -20,7 +20,7 @@ from ptxgen.golden.case import Case, golden_file
 from ptxgen.golden.compare import RESOURCES, Finding, Snapshot, compare
 from ptxgen.golden.record import by_folder, measured, read_record, record_text
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
-from ptxgen.packages import package_of
+from ptxgen.packages import failures, package_of
 from ptxgen.targets import target
 from ptxgen.views.manifest import manifest
 
@@ -51,8 +51,9 @@ class Goldens:
             for fields in cls.goldens:
                 try:
                     spec = cls(**fields)
-                except TypeError as wrong:
-                    raise SpecError(f"{cls.__name__}.goldens: {wrong}") from None
+                except (TypeError, SpecError) as wrong:
+                    golden = f"{cls.__name__}.goldens: {dict(fields)}"
+                    raise SpecError("\n".join(f"{golden}: {line}" for line in str(wrong).splitlines())) from None
                 for name in cls.golden_targets:
                     if supports(spec, name):
                         yield Case(spec, target(name), golden_file(spec, target(name)))
@@ -122,6 +123,9 @@ class Goldens:
             holds = f"{INDEX} or TARGET/KERNEL/{RESOURCES}"
             raise SpecError(f"{self.root}: must be a directory of goldens, which has {holds}; --init makes it one")
         removed = self._outdated()
+        if removed and failures():
+            raise SpecError("\n".join([f"golden update: would remove {removed[0]}, but not every kernel type is there:",
+                                       *failures()]))  # fmt: skip
         chosen = self.cases()
         files: dict[str, str] = {}
         for case in chosen:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Not, Reg, RegArray, Shared, Table
 from ptxgen.dtypes import DType, bf16
+from ptxgen.errors import SpecError
 
 Base = Reg | Shared | Table
 Guard = Reg | Not | None
@@ -65,10 +66,18 @@ def unpack(b: Builder, values: Sequence[Reg], words: Sequence[Reg], dtype: DType
     """Widen packed elements to f32, exactly: `values` has one register an element. Nothing where both are the same."""
     if values[0] is words[0]:
         return
+    _check(b, dtype)
     per_word = 4 // dtype.bytes
     for index, word in enumerate(words):
         b.note(f"{values[index * per_word].name} and those after it, as f32", after=RUN)
         _UNPACK[dtype.name](b, values[index * per_word : (index + 1) * per_word], word)
+
+
+def _check(b: Builder, dtype: DType) -> None:
+    """Whether there is arithmetic for a type."""
+    if dtype.name not in _UNPACK:
+        known = f"elements that become f32 must be {', '.join(_UNPACK)}"
+        raise SpecError(f"{b.spec.kernel_name}: {known} (got {dtype}); rules() should refuse it, by rules.one_of")
 
 
 def e4m3_to_f16(b: Builder, source: DType, target: DType) -> bool:
@@ -90,6 +99,7 @@ def pack(b: Builder, words: Sequence[Reg], values: Sequence[Reg], dtype: DType) 
     """
     if values[0] is words[0]:
         return
+    _check(b, dtype)
     per_word = 4 // dtype.bytes
     for index, word in enumerate(words):
         b.note(f"{values[index * per_word].name} and those after it, as {dtype}", after=RUN)

@@ -94,7 +94,7 @@ class Rows:
                 b.op("mad.lo.u64", index, index, heads, head)
             for name, param in b.params.items():
                 base = self._bases[name] = b.ld_param(name)
-                if param.shape[0] == "rows":
+                if param.shape[:1] == ("rows",):
                     elements = param.shape[-1] if len(param.shape) > 1 else 1
                     assert isinstance(elements, int), f"{name}: elements of a row"
                     b.op("mad.lo.u64", base, index, elements * param.dtype.bytes, base)
@@ -104,7 +104,7 @@ class Rows:
 
     def base(self, name: str) -> Reg:
         """Where a buffer's row begins; of a buffer that serves all rows, the buffer."""
-        return self._bases[name]
+        return self._bases[self.b.param(name).name]
 
     def array(self, name: str) -> RegArray:
         """Registers for the thread's elements of a pass."""
@@ -175,7 +175,7 @@ class Rows:
 
     def _at(self, name: str, first: int) -> tuple[DType, Reg]:
         """The type of a buffer, and where the thread's first vector of its row lies."""
-        dtype, base = self.b.params[name].dtype, self.base(name)
+        dtype, base = self.b.param(name).dtype, self.base(name)
         at = self.walk.at(f"{name}_at", base, dtype.bytes)
         if first:
             self.b.op("add.u64", at, at, first * dtype.bytes)

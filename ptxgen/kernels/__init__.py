@@ -6,15 +6,14 @@ A module is imported when its kernel type is first asked for.
 from __future__ import annotations
 
 import importlib
-import re
 from typing import Any
 
-from ptxgen.packages import own_modules
+from ptxgen.packages import class_name, own_modules, snake_case
 
 
 def class_names() -> list[str]:
     """Names of the kernel types here."""
-    return ["".join(word.title() for word in module.split("_")) for module in own_modules()]
+    return [class_name(module) for module in own_modules()]
 
 
 def __dir__() -> list[str]:
@@ -24,7 +23,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name == "__all__":  # of `from ptxgen.kernels import *`
         return class_names()
-    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    module = snake_case(name)
     if name[:1].isupper() and module in own_modules():
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"ptxgen.kernels has no kernel type {name!r}; there are {', '.join(class_names())}")

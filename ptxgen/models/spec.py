@@ -7,12 +7,13 @@ A file reader makes one with `model_spec` from a Hugging Face `config.json`, or 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import SpecError, brief
 from ptxgen.files.jsonfields import Fields
-from ptxgen.models.config.fields import config_fields, read_config
+from ptxgen.models.config.fields import check_family, config_fields, read_config
 from ptxgen.models.config.keys import MODEL, check
 from ptxgen.models.config.reader import model_shape
 from ptxgen.models.config.shape import LayerKind, ModelShape
@@ -179,18 +180,22 @@ class ModelSpec:
 
 
 def model_spec(
-    config: object, source: str = "config", max_len: int | None = None, *, strict: bool = False
+    config: object,
+    source: str = "config",
+    max_len: int | None = None,
+    *,
+    strict: bool = False,
+    warn: Callable[[str], None] | None = None,
 ) -> ModelSpec:
     """The model that a parsed `config.json` describes; `max_len` replaces its longest context.
 
     Raises `SpecError` naming the file, the key and the value, or the families that are covered; `strict`: for what is
-    only warned of, too.
+    only warned of, too. `warn`: what takes warnings, which are `ConfigWarning`s without it.
     """
-    shape = model_shape(config, source, max_len, strict=strict)
+    check_family(config, source, BLOCKS, " to decode")
+    shape = model_shape(config, source, max_len, strict=strict, warn=warn)
     read, _ = config_fields(config, source)
-    block = BLOCKS.get(shape.family)
-    if block is None:
-        raise SpecError(f"{source}: model_type: must be one of {', '.join(BLOCKS)} to decode (got {shape.family})")
+    block = BLOCKS[shape.family]
     check(read.values, block.keys, MODEL, source, shape, read.values)
     dim = read.count("hidden_size")
     biases = set(block.biases)

@@ -27,7 +27,8 @@ class Domain(NamedTuple):
     draws: Values = ()
     """Values to try, or a function from the fields drawn before to such values. Without any the default is kept."""
     refuses: tuple[object, ...] = ()
-    """Values that no spec has, whatever its other fields."""
+    """Values that no spec has, whatever its other fields. Where `field(refuses=())` says that there are none, tests ask
+    for no rule."""
     every: bool = False
     """Whether tests try every one of `draws`, not some."""
     local: bool = False

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from ptxgen.dtypes import DType
+from ptxgen.errors import SpecError, brief, nearest
 from ptxgen.rules import Bounds, OneOf
 from ptxgen.spec.field_values import coerce
 
@@ -67,11 +68,15 @@ def settle(spec: Ruled, given: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _by_rules(spec: Ruled) -> tuple[str, ...]:
-    """The reasons of `rules()`. Raises `TypeError` for an author's `return` in place of `yield from`."""
+    """The reasons of `rules()`. Raises `SpecError` where it yields none of them: for a `return`, or a call of
+    `ptxgen.rules`, in place of `yield from`."""
     found: object = spec.rules()
     if not isinstance(found, Iterable) or isinstance(found, str):
-        raise TypeError(f"{type(spec).__name__}.rules: must yield every reason, by `yield from` (got {found!r})")
-    return tuple(found)
+        raise SpecError(f"{type(spec).__name__}.rules: must yield every reason, by `yield from` (got {brief(found)})")
+    reasons = tuple(found)
+    if strange := [reason for reason in reasons if not isinstance(reason, str)]:
+        raise SpecError(f"{type(spec).__name__}.rules: must yield reasons, by `yield from` (got {brief(strange[0])})")
+    return reasons
 
 
 def _whatever_stands_in(spec: Ruled, without: Iterable[str]) -> list[str]:
@@ -93,15 +98,11 @@ def _common(runs: Sequence[Sequence[str]]) -> list[str]:
 
 def draft(cls: type[R], given: Mapping[str, object]) -> tuple[R, tuple[str, ...]]:
     """A spec of these fields, legal or not, and every reason against it; unknown fields are among them."""
-    import difflib
-
     spec = object.__new__(cls)
     known = [field.name for field in _fields(cls)]
     unknown = []
     for name in sorted(given.keys() - set(known)):
-        close = difflib.get_close_matches(name, known, 1)
-        nearest = f"; nearest: {close[0]}" if close else ""
-        unknown.append(f"{name}: no such field{nearest} (fields: {', '.join(known)})")
+        unknown.append(f"{name}: no such field{nearest(name, known)} (fields: {', '.join(known)})")
     return spec, (*unknown, *settle(spec, given))
 
 

@@ -26,15 +26,13 @@ def weight_formats() -> Mapping[str, WeightFormat]:
 
 def weight_format(name: str) -> WeightFormat:
     """The format of a name. Raises `SpecError` with the nearest for another."""
-    import difflib
-
-    from ptxgen.errors import SpecError
+    from ptxgen.errors import SpecError, nearest
 
     found = weight_formats().get(name)
     if found is None:
-        close = difflib.get_close_matches(name, weight_formats(), 1)
-        nearest = f"; nearest: {close[0]}" if close else ""
-        raise SpecError(f"weights: must be one of {', '.join(weight_formats())} (got {name!r}{nearest})")
+        raise SpecError(
+            f"weights: must be one of {', '.join(weight_formats())} (got {name!r}{nearest(name, weight_formats())})"
+        )
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.generator import Ptx, generate
+from ptxgen.launch import written_of
 from ptxgen.parity import Verdict, judge
 from ptxgen.runtime.core.memory.buffer import Buffer
 from ptxgen.runtime.tools.isolate import Limits, isolated
@@ -83,7 +84,7 @@ def trial(
     values: dict[str, Any] = {**spec.example(rng, **sizes), **(arguments or {})}
     with np.errstate(all="ignore"):  # infinities among the inputs are judged where they come out
         expected = spec.reference(**{name: _copied(value) for name, value in values.items()})
-    written = [param.name for param in spec.params() if param.access in ("out", "inout")]
+    written = written_of(type(spec).__name__, spec.params())
     if not isinstance(expected, Mapping) or not expected.keys() <= set(written):
         got = ", ".join(expected) if isinstance(expected, Mapping) else type(expected).__name__
         raise SpecError(f"{type(spec).__name__}.reference: must be a dict by {', '.join(written)} (got {got})")

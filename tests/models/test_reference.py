@@ -84,5 +84,5 @@ def test_a_weight_of_another_shape_is_refused() -> None:
 
 
 def test_a_family_without_a_block_is_named() -> None:
-    with pytest.raises(SpecError, match=r"model_type: must be one of llama, .* to decode \(got phi\)"):
+    with pytest.raises(SpecError, match=r"model_type: must be one of llama, .* to decode \(got 'phi'; of it there"):
         model_spec(CONFIGS["llama"] | {"model_type": "phi"})

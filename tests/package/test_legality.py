@@ -18,6 +18,7 @@ from ptxgen.dtypes import DTYPES
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import FlashDecodingReduce, IncrementalAttention, KvCacheScatter
 from ptxgen.spec.legality import choices, stand_ins
+from tests.support.draws import beside
 from tests.support.kernels import NAMES, TYPES, usual_target
 
 ATTENTION = [name for name, cls in TYPES.items() if "soft_cap" in {f.name for f in dataclasses.fields(cls)}]
@@ -146,7 +147,7 @@ def test_a_dtype_that_does_not_exist_is_answered_with_those_of_the_kernel(name: 
     cls = TYPES[name]
     for field in (f for f, annotation in cls.__annotations__.items() if annotation == "DType"):
         offered = choices(cls, field)
-        assert offered
+        assert offered, f"{beside(cls, field)}: rules() must list its types, by rules.one_of"
         (reason,) = supports({"kernel_type": name, **cls.goldens[0], field: "q4"}, usual_target(cls)).reasons
         assert reason == f"{field}: must be one of {', '.join(offered)} (got q4)"
         taken = [kind for kind in DTYPES if not _against(cls, field, kind)]
@@ -229,7 +230,7 @@ def test_rules_that_return_are_named(returned: Any) -> None:
         def rules(self) -> Any:
             return returned
 
-    with pytest.raises(TypeError, match=rf"Returns.rules: must yield every reason, by `yield from` \(got {returned!r}"):
+    with pytest.raises(SpecError, match=rf"Returns.rules: must yield every reason, by `yield from` \(got {returned!r}"):
         dataclasses.dataclass(frozen=True)(Returns)()
 
 

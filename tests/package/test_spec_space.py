@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
+from ptxgen.errors import nearest
 from ptxgen.kernel import KernelType, make_spec
+from ptxgen.spec.legality import choices, draft
 from tests.support.draws import beside, domains, fields_of, needed, swept, with_options
-from tests.support.kernels import NAMES, TYPES, usual_target
+from tests.support.kernels import EVERY, NAMES, TYPES, usual_target
 from tests.support.marks import needs_assembler
 from tests.support.sweep import examples, some
 
@@ -34,6 +36,12 @@ TARGETS = (
 def places_of(cls: type[KernelType]) -> list[str]:
     """The targets, of a kernel type that begins later those that its first golden is for."""
     return [where for where in TARGETS if cls.lowest_target == "sm_75" or supports(cls(**cls.goldens[0]), where)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_it_has_goldens(name: str) -> None:
+    """Other tests begin with the first of them, and leave out a kernel type without any."""
+    assert EVERY[name].goldens, f"{beside(EVERY[name], 'goldens')}: a few small specs are needed"
 
 
 @needs_assembler
@@ -69,6 +77,42 @@ def test_every_field_that_is_needed_says_what_to_draw(name: str) -> None:
     cls = TYPES[name]
     unsaid = [beside(cls, name) for name, known in domains(cls).items() if name in needed(cls) and not known.draws]
     assert not unsaid, f"{', '.join(unsaid)}: give it bounds in rules(), or field(draws=…)"
+
+
+UNLIKELY: dict[str, tuple[object, ...]] = {
+    "int": (-(1 << 62),), "float": (float("nan"), 1e39), "str": ("?",), "DType": ("?",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_has_a_rule(name: str) -> None:
+    """Against numbers that no text can hold (f32 takes 1e39 as infinity), words and types that do not exist.
+
+    A rule may depend on other fields: those of a golden, and each word that a field may be.
+    """
+    cls = TYPES[name]
+    free = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("refuses", True)}
+    fields = {field.name: str(field.type).replace(" ", "").removesuffix("|None") for field in dataclasses.fields(cls)}
+    words = [{word: value} for word, kind in fields.items() if kind == "str" for value in choices(cls, word)]
+    bases = [*cls.goldens, *({**cls.goldens[0], **word} for word in words)]
+    for field, kind in fields.items():
+        for value in () if field in free else UNLIKELY.get(kind, ()):
+            named = {other for base in bases for other in against(cls, {**base, field: value})}
+            unknown = sorted(named - fields.keys())
+            assert not unknown, f"{beside(cls, 'rules()')}: {unknown[0]} is no field{nearest(unknown[0], fields)}"
+            assert field in named, (
+                f"{beside(cls, field)}: no rule refuses {value}; yield one in rules(), or say field(refuses=()) "
+                "if texts take any value"
+            )
+
+
+def against(cls: type[KernelType], fields: dict[str, Any]) -> set[str]:
+    """What the reasons by the rules are about."""
+    try:
+        reasons = draft(cls, fields)[1]
+    except SpecError as wrong:
+        reasons = tuple(str(wrong).splitlines())
+    return {reason.partition(":")[0] for reason in reasons}
 
 
 @pytest.mark.parametrize("name", NAMES)

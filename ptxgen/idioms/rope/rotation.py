@@ -76,7 +76,9 @@ class Rotation:
         if at.scaling == "llama3":
             yield from rules.between("low_freq_factor", at.low_freq_factor, 1e-3, 1e6)
             yield from rules.between("original_max_len", at.original_max_len, 1, 1 << 30)
-            if at.high_freq_factor <= at.low_freq_factor:
+            outside = list(rules.between("high_freq_factor", at.high_freq_factor, 1e-3, 1e9))
+            yield from outside
+            if not outside and at.high_freq_factor <= at.low_freq_factor:
                 yield (f"high_freq_factor: must be above low_freq_factor={at.low_freq_factor} "
                        f"(got {at.high_freq_factor})")  # fmt: skip
         elif at.scaling == "default" and at.factor != 1.0:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
-from ptxgen.errors import SpecError, brief
-from ptxgen.files.jsonfields import Fields
+from ptxgen.errors import SpecError, brief, nearest
+from ptxgen.files.jsonfields import Fields, got
 from ptxgen.models.config import keys
 from ptxgen.models.config.families import CONTEXTS, FAMILIES, Family
 
+ALIKE = 0.8  # how near a known name must be to be named beside one that is not
 SHARED = ("torch_dtype", "dtype", "quantization_config", "compression_config")  # by all parts of a model
 
 
@@ -31,7 +33,8 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     family that reads them. `model_type` is the outer one."""
     if not isinstance(config, dict):
         raise SpecError(f"{source}: must be a JSON object (got {type(config).__name__})")
-    outer = _family(config, source)
+    check_family(config, source, FAMILIES)
+    outer = FAMILIES[config["model_type"]]
     family = FAMILIES[outer.inner] if outer.inner else outer
     values = text_values(config, outer, source)
     stray = {name: values[name] for name in family.names if name in values}
@@ -43,15 +46,22 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     return Fields(merged, source, family.names), family
 
 
-def _family(config: dict[str, object], source: str) -> Family:
+def check_family(config: object, source: str, known: Collection[str], what_for: str = "") -> None:
+    """Raise `SpecError` for a config of another family than these: for what no family has here, or the families."""
+    if not isinstance(config, dict):
+        return  # `config_fields` says so
     name = config.get("model_type")
-    if str(name) in FAMILIES:
-        return FAMILIES[str(name)]
-    read_somewhere = frozenset(key for family in FAMILIES.values() for key in family.keys)
-    said = f"{source}: model_type: must be one of {', '.join(FAMILIES)} (got {brief(name)})"
-    for reason in keys.refusals(config, read_somewhere, keys.ANYWHERE, None, config):
-        raise SpecError(f"{source}: {reason}, in a model of type {brief(name)}")
-    raise SpecError(said)
+    if isinstance(name, str) and name in known:
+        return
+    misspelt = not isinstance(name, str) or name not in FAMILIES
+    if misspelt:
+        read_somewhere = frozenset(key for family in FAMILIES.values() for key in family.keys)
+        for reason in keys.refusals(config, read_somewhere, keys.ANYWHERE, None, config):
+            raise SpecError(f"{source}: {reason}, in a model of type {brief(name)}")
+    rest = nearest(name, known, ALIKE) if misspelt else "; of it there are kernels of attention alone"
+    raise SpecError(
+        f"{source}: model_type: must be one of {', '.join(known)}{what_for} ({got(config, 'model_type')}{rest})"
+    )
 
 
 def text_values(config: dict[str, object], family: Family, source: str) -> dict[str, object]:

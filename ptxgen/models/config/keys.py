@@ -250,8 +250,13 @@ def refusals(
 
 def unknown(values: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:
     """Keys that no table has."""
-    tables: tuple[Any, ...] = (COMMON, CHANGES, STYLES["neox"], MODEL, WHOLE, WITHOUT_EFFECT, known)
-    yield from (name for name, value in values.items() if value is not None and not any(name in t for t in tables))
+    there_are = every(known)
+    yield from (name for name, value in values.items() if value is not None and name not in there_are)
+
+
+def every(known: frozenset[str]) -> frozenset[str]:
+    """The keys of all tables, and these."""
+    return known.union(COMMON, CHANGES, STYLES["neox"], MODEL, WHOLE, WITHOUT_EFFECT)
 
 
 def check(

@@ -42,18 +42,23 @@ def model_shape(
     *,
     strict: bool = False,
     kv_dtype: str | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> ModelShape:
     """The shape that a parsed `config.json` describes; `source` names it in errors.
 
-    Issues a `ConfigWarning` for each key that is not known, and for what a kernel does otherwise than the model (of a
-    quantised cache, where `kv_dtype` is not its type); with `strict` these are errors.
+    Issues a `ConfigWarning` for each key that is not known, for what a kernel does otherwise than the model (of a
+    quantised cache, where `kv_dtype` is not its type), and for a `max_len` behind the model's own positions; with
+    `strict` these are errors. `warn`: what takes these sentences instead.
     """
     read, family = config_fields(config, source)
     shape = _shape(read, str(read.values["model_type"]), family, max_len)
     for said in config_warnings(config, shape, source, kv_dtype):
         if strict:
             raise SpecError(said)
-        warnings.warn(said, ConfigWarning, stacklevel=2)
+        if warn is None:
+            warnings.warn(said, ConfigWarning, stacklevel=2)
+        else:
+            warn(said)
     return shape
 
 

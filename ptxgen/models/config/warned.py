@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.errors import brief
-from ptxgen.files.jsonfields import Fields
+from ptxgen.errors import brief, nearest
+from ptxgen.files.jsonfields import MOST, Fields, is_number
 from ptxgen.models.config import keys
 from ptxgen.models.config.families import FAMILIES, Family
-from ptxgen.models.config.fields import SHARED, config_fields, text_values
+from ptxgen.models.config.fields import ALIKE, SHARED, config_fields, text_values
 from ptxgen.models.config.layers import FULL, SLIDING
 from ptxgen.models.config.rope import by_layer_type, rope_table, rotated_part, scaling_keys, scaling_type
 from ptxgen.models.config.shape import ModelShape
+
+MOST_NEAREST = 8  # keys for which the nearest is looked for: a file may have thousands that are not known
 
 
 def config_warnings(
@@ -25,10 +27,13 @@ def config_warnings(
     outer = FAMILIES[str(read.values["model_type"])]
     assert isinstance(config, dict)
     known = family.keys | ({outer.nested} - {""})
-    for name in keys.unknown(text_values(config, outer, source) | config, known):
-        yield f"{source}: {name}: is not known (got {brief(config.get(name, read.values.get(name)))})"
+    said = text_values(config, outer, source)
+    for count, name in enumerate(keys.unknown(said | config, known)):
+        near = nearest(name, keys.every(known), ALIKE) if count < MOST_NEAREST else ""
+        yield f"{source}: {name}: is not known (got {brief(config.get(name, read.values.get(name)))}{near})"
     yield from _outer_warnings(config, read, outer, family, shape, source)
     yield from _rope_warnings(read, family, shape)
+    yield from _context_warnings(read, family, shape, said.get("max_position_embeddings"))
     if shape.kv_scheme is not None and (kv_dtype is None or to_dtype(kv_dtype).name != shape.kv_scheme.dtype):
         yield (
             f"{source}: kv_cache_scheme: the model's cache is {shape.kv_scheme.dtype} with a scale for each "
@@ -74,6 +79,26 @@ def _rope_warnings(read: Fields, family: Family, shape: ModelShape) -> Iterator[
                 f"{read.source}: {name}: {kind}: long_factor is used at every length; --max-len {original} takes "
                 "short_factor"
             )
+
+
+def _context_warnings(read: Fields, family: Family, shape: ModelShape, own: object) -> Iterator[str]:
+    """A context that was asked for and is longer than the model's `own`, also where scaling of RoPE stretches that."""
+    if type(own) is not int or own < 1:
+        return  # the file does not say it, or it was not read: the context was given
+    if max(own, _scaled_context(read, family, own)) < shape.max_len <= MOST:  # beyond that a kernel refuses it
+        yield (
+            f"{read.source}: max_position_embeddings: the model's own positions end at {own}, what it makes of later "
+            f"ones may be of no use (got max_len {shape.max_len})"
+        )
+
+
+def _scaled_context(read: Fields, family: Family, own: int) -> int:
+    """How far scaling of RoPE reaches: its factor times the context that it was made for."""
+    table = rope_table(read, family)
+    table = table[FULL] if isinstance(table.get(FULL), dict) else table
+    factor, key = table.get("factor"), "original_max_position_embeddings"
+    original = next((one[key] for one in (read.values, table) if type(one.get(key)) is int), own)
+    return int(original * factor) if is_number(factor) else own
 
 
 def twins(read: Fields, family: Family) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ptxgen.errors import FileError, SpecError, brief
-from ptxgen.files.regular import size_of
+from ptxgen.files.regular import check_pulled
 from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo, extra
 
 _READ = "a .gguf file, a folder with config.json and .safetensors files, or a llama2.c checkpoint (.bin)"
@@ -23,6 +23,8 @@ def open_model(path: str | Path, max_len: int | None = None) -> ModelFile:
     """
     if not isinstance(path, str | Path):
         raise SpecError(f"model: must be the path of a file or a folder (got {brief(path)})")
+    if str(path) == "":
+        raise SpecError("model: must be the path of a file or a folder (got '')")
     path = Path(path)
     try:
         with extra(path):
@@ -36,7 +38,7 @@ def _open(path: Path, max_len: int | None) -> ModelFile:
         from ptxgen.models.files.checkpoint import open_checkpoint
 
         return open_checkpoint(path, max_len)
-    size_of(path)
+    check_pulled(path)
     with path.open("rb") as file:
         magic = file.read(4)
     if path.suffix == ".bin" and magic != b"GGUF":

@@ -4,6 +4,7 @@ weight (scales, zero points). Owns no unpacking of 4-bit codes: `packed_int4.py`
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxgen.errors import ConfigWarning, FileError, brief
-from ptxgen.files.regular import size_of
+from ptxgen.errors import UNREADABLE, ConfigWarning, FileError, brief
+from ptxgen.files.regular import check_pulled, size_of
 from ptxgen.files.small_json import LARGEST_JSON, read_json
 from ptxgen.models.files.modelfile import (
     SCALED_ROWS,
@@ -30,7 +31,7 @@ from ptxgen.models.files.modelfile import (
     sliced,
 )
 from ptxgen.models.files.stored import Stored
-from ptxgen.models.spec import QKV, ModelSpec, model_spec
+from ptxgen.models.spec import MLP, QKV, ModelSpec, model_spec
 
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _MOST_SHARDS, _LONGEST_NAME = 1 << 10, 255
 _LONGEST_BIAS = 1 << 24  # bytes of a bias that are looked through for a value
 _COMPARED = 1 << 24  # bytes of two tensors that are compared at once
+_METADATA = "__metadata__"  # of a header: no tensor
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
@@ -52,6 +54,8 @@ _UNUSED = ("input_scale", "k_scale", "v_scale", "rotary_emb.inv_freq")
 _OTHERS = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
 _PARTS = ("weight", "bias", "weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "g_idx")
 _FUSED = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
+_OF_ATTENTION = (*QKV, "qkv_proj", "o_proj", "q_norm", "k_norm")
+_OF_MLP = (*MLP, "gate_up_proj")
 _ENDS = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 _OUTER = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)?")
 
@@ -67,15 +71,30 @@ def open_checkpoint(path: Path, max_len: int | None = None) -> ModelFile:
             if stored.setdefault(one.name, one) is not one:
                 raise FileError(f"{shard}: {one.name}: stands in another file of the folder, too")
     spec = _with_head(folder, spec, stored)
-    return assemble(
-        path, "safetensors", spec, _held(folder, spec, stored, _quantization(config)), lambda: _text(folder)
-    )
+    held = _held(folder, spec, stored, _quantization(config))
+    return assemble(path, "safetensors", spec, held, lambda: _text(folder), partial(_theirs, spec, stored))
 
 
 def _text(folder: Path) -> Text:
     from ptxgen.models.text.json_file import text_of
 
     return text_of(folder)
+
+
+def _theirs(spec: ModelSpec, stored: Mapping[str, Stored], ours: str) -> str:
+    """What the files would call a tensor of our name, by their names of others."""
+    layer, _, last = ours.removesuffix(".bias").rpartition(".")
+    last = next((fused for fused, parts in _FUSED.items() if spec.block.fused and last in parts), last)
+    part = "self_attn." if last in _OF_ATTENTION else "mlp." if last in _OF_MLP else ""
+    inner = next((one for one in stored if re.match(r"([a-z_]+\.)*layers\.", one)), "model.layers.")
+    before = inner[: inner.index("layers.")]
+    if ours.startswith("lm_head"):
+        before = before.removesuffix("model.")
+    name = f"{before}{layer}.{part}{last}" if layer else f"{before}{last}"
+    if ours.endswith(".bias"):
+        return f"{name}.bias"
+    packed = part and not is_vector(ours) and any(one.endswith(".qweight") for one in stored)
+    return f"{name}.{'qweight' if packed else 'weight'}"
 
 
 def _quantization(config: Any) -> dict[str, Any]:
@@ -137,6 +156,11 @@ def _shards(path: Path, folder: Path) -> list[Path]:
         raise FileError(f"{folder / _INDEX}: weight_map: must name at most {_MOST_SHARDS} files (got {len(files)})")
     if wrong := [name for name in files if Path(name).name != name or len(name) > _LONGEST_NAME]:
         raise FileError(f"{folder / _INDEX}: weight_map: must name files of the same folder (got {brief(wrong[0])})")
+    for name in files:
+        if not (folder / name).exists():
+            first = next(tensor for tensor, file in names.items() if file == name)
+            said = f"names {name}, which is not in the folder (for {brief(first)})"
+            raise FileError(f"{folder / _INDEX}: weight_map: {said}")
     return [folder / name for name in files]
 
 
@@ -144,15 +168,13 @@ def _read_shard(path: Path) -> list[Stored]:
     """Every tensor of a shard. `safetensors` checks the header: types, sizes, no gap, nothing outside the file."""
     from safetensors import SafetensorError, safe_open
 
+    header = _header_bytes(path)
     try:
-        size, most = size_of(path), LARGEST_JSON
-        header = _header_bytes(path)
-        if most < header < size:  # of a longer one than the file, `safetensors` says what is wrong
-            raise ValueError(f"its header must be at most {most >> 20} MiB (got {header} bytes)")
         with safe_open(str(path), "numpy") as shard:
             slices = {name: shard.get_slice(name) for name in shard.offset_keys()}
             found = {name: (str(part.get_dtype()), tuple(part.get_shape())) for name, part in slices.items()}
     except (SafetensorError, OSError, ValueError) as wrong:
+        _check_length(path, header)
         raise FileError(f"{path}: is no safetensors file ({str(wrong).splitlines()[0]})") from None
     data = np.asarray(np.memmap(path, np.uint8, "r"))
     stored, at = [], 8 + header
@@ -164,8 +186,39 @@ def _read_shard(path: Path) -> list[Stored]:
 
 
 def _header_bytes(path: Path) -> int:
-    with path.open("rb") as file:
-        return int.from_bytes(file.read(8), "little")
+    """How long the file says that its header is; there is so much of it."""
+    try:
+        check_pulled(path)
+        size = size_of(path)
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+    except OSError as wrong:
+        raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
+    if size < 8:
+        raise FileError(f"{path}: is no safetensors file (8 bytes are due at least, got {size})")
+    if header > LARGEST_JSON:
+        most = f"its header must be at most {LARGEST_JSON >> 20} MiB"
+        raise FileError(f"{path}: is no safetensors file ({most}, got {header} bytes)")
+    if 8 + header > size:
+        raise FileError(f"{path}: ends within its header: {8 + header} bytes are due (got {size})")
+    return header
+
+
+def _check_length(path: Path, header: int) -> None:
+    """Raise `FileError` where the file is not as long as its header says, as far as that can be read."""
+    size = size_of(path)
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(8 + header)[8:])
+        ends = {name: 8 + header + int(one["data_offsets"][1]) for name, one in found.items() if name != _METADATA}
+    except (*UNREADABLE, KeyError, TypeError, AttributeError, IndexError):
+        return
+    due = max(ends.values(), default=8 + header)
+    if due > size:
+        cut = min((name for name in ends if ends[name] > size), key=ends.__getitem__)
+        raise FileError(f"{path}: {brief(cut)}: ends behind the end of the file: {due} bytes are due (got {size})")
+    if due < size:
+        raise FileError(f"{path}: holds more than its tensors: {due} bytes are due (got {size})")
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------

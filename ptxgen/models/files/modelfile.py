@@ -100,15 +100,20 @@ def unfused(spec: ModelSpec) -> ModelSpec:
 
 
 def assemble(
-    path: Path, kind: str, spec: ModelSpec, held: Mapping[str, Held], open_text: Callable[[], Text]
+    path: Path,
+    kind: str,
+    spec: ModelSpec,
+    held: Mapping[str, Held],
+    open_text: Callable[[], Text],
+    theirs: Callable[[str], str] = str,
 ) -> ModelFile:
     """The model of what was found: exactly the tensors of `spec`, each of its shape, each in a format that can be had.
 
-    Raises `FileError` naming the tensors otherwise.
+    `theirs`: what the file would call a tensor of our name. Raises `FileError` naming the tensors otherwise.
     """
     spec = unfused(spec)
     wanted = spec.tensors()
-    if missing := [name for name in wanted if name not in held]:
+    if missing := list(dict.fromkeys(theirs(name) for name in wanted if name not in held)):
         raise FileError(f"{path}: lacks {_some(missing)}, which this {spec.shape.family} model needs")
     if extra := [f"{one.name} ({one.info.format})" for name, one in held.items() if name not in wanted]:
         raise FileError(f"{path}: holds {_some(extra)}, for which a {spec.shape.family} model has no use here")

@@ -155,7 +155,7 @@ def test_a_null_factor_of_yarn_is_what_the_contexts_say() -> None:
     assert model_shape(config(max_position_embeddings=4096, rope_scaling=table)).kinds == model_shape(stated).kinds
     del table["factor"]
     with pytest.raises(
-        SpecError, match=r"factor: must be a number, or null for max_position_embeddings / orig.* \(got N"
+        SpecError, match=r"factor: must be a number, or null for max_position_embeddings / orig.* \(it is absent\)"
     ):
         model_shape(config(rope_scaling=table))
 
@@ -187,12 +187,12 @@ def test_longrope_takes_the_list_of_the_cache_that_is_asked_for() -> None:
 
 REFUSED = {
     "foreign": (config(model_type="bert"), "model_type: must be one of llama, mistral, .* (got 'bert')"),
-    "no model_type": ({}, "model_type: must be one of .* (got None)"),
+    "no model_type": ({}, "model_type: must be one of .* (it is absent)"),
     "a list": ([1], "must be a JSON object (got list)"),
     "text for a number": (config(num_attention_heads="32"), "num_attention_heads: must be an integer .* (got '32')"),
     "zero layers": (config(num_hidden_layers=0), "num_hidden_layers: must be an integer from 1 to 10000 (got 0)"),
     "true for a number": (config(num_hidden_layers=True), "num_hidden_layers: must be an integer .* (got True)"),
-    "missing": ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size: must be .* (got None)"),
+    "missing": ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size: must be .* (it is absent)"),
     "uneven groups": (config(num_key_value_heads=5), "num_key_value_heads: must divide num_attention_heads=32 (got 5)"),
     "uneven heads": (config(hidden_size=2049), "hidden_size: must be a multiple of num_attention_heads=32"),
     "dtype": (config(torch_dtype="int4"), "torch_dtype: must be one of bfloat16, float16, float32 (got 'int4')"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,31 @@ def test_a_quantised_cache_is_warned_of_where_the_kernels_hold_another() -> None
     assert model_shape(config, strict=True, kv_dtype="e4m3").kv_scheme == KvScheme("e4m3", "tensor")
     with pytest.raises(SpecError, match="kv_cache_scheme: the model's cache is e4m3"):
         model_shape(config, strict=True, kv_dtype="f16")
+
+
+def test_an_unknown_key_is_told_with_the_one_that_it_is_near() -> None:
+    said = warned(LLAMA | {"hiden_size": 7})
+    assert said == ["here: hiden_size: is not known (got 7; nearest: hidden_size)"]
+
+
+STRETCH = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+
+
+@pytest.mark.parametrize(
+    ("changes", "within"),
+    [
+        ({}, 256),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 512),
+        ({"rope_scaling": STRETCH}, 400),
+        ({"rope_parameters": STRETCH}, 400),
+    ],
+)
+def test_a_context_behind_the_models_own_is_warned_of(changes: Config, within: int) -> None:
+    """Also where scaling of RoPE stretches it."""
+    given = LLAMA | {"max_position_embeddings": 256} | changes
+    assert warned(given, within) == []
+    said = f"here: max_position_embeddings: the model's own positions end at 256, .* (got max_len {within + 1})"
+    assert [re.sub("256, .* [(]", "256, .* (", one) for one in warned(given, within + 1)] == [said]
 
 
 def test_the_command_warns_in_a_sentence_and_strict_is_an_error(

@@ -112,9 +112,9 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "null for a part of a head": (
         of("glm", KV, head_dim=32, partial_rotary_factor=None),
-        "partial_rotary_factor: must be absent for 0.5, or a number (got None)",
+        "partial_rotary_factor: must be absent for 0.5, or a number (got null)",
     ),
-    "null for a base": (LLAMA | {"rope_theta": None}, "rope_theta: must be absent, or a number above 1 (got None)"),
+    "null for a base": (LLAMA | {"rope_theta": None}, "rope_theta: must be absent, or a number above 1 (got null)"),
     "null for a base under another name": (
         of("gpt_neox", hidden_size=128, rotary_emb_base=None), "rotary_emb_base: must be absent, or a number above 1 (",
     ),
@@ -138,11 +138,11 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "which layers of cohere2 rotate": (
         of("cohere2", KV, sliding_window=None),
-        "sliding_window: must be an integer where layer_types does not list the layers (got None)",
+        "sliding_window: must be an integer where layer_types does not list the layers (got null)",
     ),
     "a null window of gemma3": (
         of("gemma3_text", KV, head_dim=32, sliding_window=None),
-        "sliding_window: must be an integer where layer_types does not list the layers (got None)",
+        "sliding_window: must be an integer where layer_types does not list the layers (got null)",
     ),
     "a list for a kind of layer": (
         of("gemma3_text", KV, head_dim=32, layer_types=SLIDING,

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ptxgen.errors import ConfigWarning, FileError
+from ptxgen.errors import ConfigWarning, FileError, SpecError
 from ptxgen.models.files import ModelFile, checkpoint, open_model
 from ptxgen.models.reference import ReferenceModel
+from ptxgen.models.spec import BLOCKS
 from tests.support.models.families import CONFIGS, PROMPT, random_weights, small_spec, torch_name
 from tests.support.models.model_files import write_checkpoint, write_folder
 from tests.support.models.raw_files import packed_codes
@@ -271,7 +272,7 @@ def test_folders_that_lack_something_say_what(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"holds no .safetensors file"):
         open_model(tmp_path)
     safetensors.numpy.save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "a.safetensors")
-    with pytest.raises(FileError, match=r"lacks embed_tokens, .* and \d+ more, which this llama model needs"):
+    with pytest.raises(FileError, match=r"lacks model.embed_tokens.weight, .* and \d+ more, which this llama model n"):
         open_model(tmp_path)
 
 
@@ -287,5 +288,72 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
         open_model(folder)
     assert len(str(said.value)) < 200 + len(str(index))
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
-    with pytest.raises(FileError, match=r"absent.safetensors: is no safetensors file"):
+    with pytest.raises(FileError, match=r"names absent.safetensors, which is not in the folder \(for 'model.no"):
         open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("lama", r"to decode \(got 'lama'; nearest: llama\)"),
+        ("mixtral", r"to decode \(got 'mixtral'; of it there are kernels of attention alone\)"),
+        (None, r"to decode \(got null\)"),
+    ],
+)
+def test_a_family_that_does_not_decode_is_told_with_those_that_do(name: object, end: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    (folder / "config.json").write_text(json.dumps(CONFIGS["llama"] | {"model_type": name}))
+    with pytest.raises(SpecError, match=f"config.json: model_type: must be one of {', '.join(BLOCKS)} {end}"):
+        open_model(folder)
+
+
+def test_no_path_is_no_folder() -> None:
+    with pytest.raises(SpecError, match=r"model: must be the path of a file or a folder \(got ''\)"):
+        open_model("")
+
+
+def test_a_missing_tensor_has_the_name_that_the_folder_would_give_it(tmp_path: Path) -> None:
+    """Also where a family's files hold several as one, or begin their names otherwise."""
+    for family, prefix, gone in (
+        ("llama", "model.", "layers.1.self_attn.q_proj.weight"),
+        ("llama", "language_model.model.", "layers.1.mlp.down_proj.weight"),
+        ("llama", "", "layers.1.input_layernorm.weight"),
+        ("qwen2", "model.", "layers.1.self_attn.k_proj.bias"),
+        ("phi3", "model.", "layers.1.mlp.gate_up_proj.weight"),
+    ):
+        folder = write_checkpoint(tmp_path / "m", family)
+        path = folder / "model.safetensors"
+        arrays = {
+            name.replace("model.", prefix, 1): values for name, values in safetensors.numpy.load_file(path).items()
+        }
+        del arrays[prefix + gone]
+        safetensors.numpy.save_file(arrays, path)
+        with pytest.raises(FileError, match=rf": lacks {prefix}{gone}, which this {family} model needs"):
+            open_model(folder)
+
+
+def test_a_shard_that_is_cut_says_where_and_how_many_bytes_are_due(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    last = max(json.loads(data[8:header]).items(), key=lambda one: one[1]["data_offsets"])[0]
+    for changed, said in (
+        (data[:-1], f"'{last}': ends behind the end of the file: {len(data)} bytes are due (got {len(data) - 1})"),
+        (data + b"x", f"holds more than its tensors: {len(data)} bytes are due (got {len(data) + 1})"),
+        (data[:100], f"ends within its header: {header} bytes are due (got 100)"),
+        (data[:7], "is no safetensors file (8 bytes are due at least, got 7)"),
+    ):
+        path.write_bytes(changed)
+        with pytest.raises(FileError) as found:
+            open_model(folder)
+        assert str(found.value) == f"{path}: {said}"
+
+
+def test_a_pointer_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5ea\nsize 132\n"
+    for path, opened in ((folder / "model.safetensors", folder), (tmp_path / "m.gguf", tmp_path / "m.gguf")):
+        path.write_text(pointer)
+        with pytest.raises(FileError, match=rf"{path.name}: is a pointer of Git LFS, not the file; `git lfs pull`"):
+            open_model(opened)

@@ -225,7 +225,7 @@ def test_what_is_not_covered_is_named(what: str, tmp_path: Path) -> None:
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama")
     rewritten(path, lambda data: data.replace(b"blk.2.ffn_down.weight", b"blk.7.ffn_down.weight"))
-    with pytest.raises(FileError, match=r"lacks layers.2.down_proj, which this llama model needs"):
+    with pytest.raises(FileError, match=r": lacks blk.2.ffn_down.weight, which this llama model needs"):
         open_model(path)
 
 
@@ -233,13 +233,6 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "qwen2")
     rewritten(path, lambda data: data.replace(b"qwen2", b"mamba"))
     with pytest.raises(FileError, match=r"general.architecture: must be one of llama, .* \(got 'mamba'\)"):
-        open_model(path)
-
-
-def test_a_value_of_the_metadata_is_held_to_the_rules_of_a_configuration(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", "qwen3", num_hidden_layers=3)
-    rewritten(path, lambda data: data.replace(b"qwen3.attention.head_count", b"qwen3.attention.head_xount", 1))
-    with pytest.raises(SpecError, match=r"num_attention_heads: must be an integer from 1 to .* \(got None\)"):
         open_model(path)
 
 

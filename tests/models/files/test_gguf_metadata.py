@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import pytest
 
-from ptxgen.errors import FileError, SpecError
+from ptxgen.errors import ConfigWarning, FileError, SpecError
 from ptxgen.models.files import open_model
+from tests.support.models.families import CONFIGS
 from tests.support.models.model_files import ARCHS, rewritten, write_gguf
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
@@ -47,6 +49,82 @@ def test_metadata_that_changes_what_is_computed_is_refused(
 ) -> None:
     path = with_metadata(tmp_path / "m.gguf", family, changing | beside)
     with pytest.raises(FileError, match=rf"{family}.{next(iter(changing))}: is not covered in a {family} model \(got "):
+        open_model(path)
+
+
+LLAMA = ("embedding_length", "block_count", "context_length", "feed_forward_length", "attention.head_count",
+         "attention.layer_norm_rms_epsilon")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [*(("llama", key) for key in LLAMA), ("gemma3_text", "attention.sliding_window")]
+)
+def test_a_key_that_llama_cpp_requires_is_missed_under_its_own_name(family: str, key: str, tmp_path: Path) -> None:
+    """A misspelt one is warned of, with the one that was meant."""
+    path = write_gguf(tmp_path / "m.gguf", family)
+    arch = gguf.MODEL_ARCH_NAMES[ARCHS[family][0]]
+    right, wrong = (f"{arch}.{name}".encode() for name in (key, f"{key[:-2]}x{key[-1]}"))
+    length = struct.pack("<Q", len(right))
+    rewritten(path, lambda data: data.replace(length + right, length + wrong))
+    warned = pytest.warns(ConfigWarning, match=rf"m.gguf: {wrong.decode()}: is not known \(got .*; nearest: {key}\)")
+    with warned, pytest.raises(FileError, match=rf"m.gguf: lacks {right.decode()}, which a {arch} model needs"):
+        open_model(path, max_len=8)
+
+
+def test_a_key_without_which_llama_cpp_has_a_value_has_that(tmp_path: Path) -> None:
+    """Not what the family's class of transformers would take."""
+    for family in ("gemma3_text", "smollm3", "llama"):
+        path = write_gguf(tmp_path / "m.gguf", family, num_key_value_heads=CONFIGS[family]["num_attention_heads"])
+        for key in (b".rope.freq_base", b".attention.head_count_kv"):
+            length = struct.pack("<Q", len(arch := gguf.MODEL_ARCH_NAMES[ARCHS[family][0]].encode()) + len(key))
+            path.write_bytes(path.read_bytes().replace(length + arch + key, length + b"_" * len(arch) + key))
+        spec = open_model(path).spec
+        full = next(kind for kind in spec.shape.kinds if kind.rope and not kind.window)
+        assert (full.rope.theta, spec.shape.n_kv_heads) == (10000.0, spec.shape.n_heads)
+
+
+def test_linear_scaling_without_a_factor_is_none(tmp_path: Path) -> None:
+    said = open_model(with_metadata(tmp_path / "m.gguf", "llama", {"rope.scaling.type": "linear"})).spec
+    assert said == open_model(with_metadata(tmp_path / "n.gguf", "llama", {})).spec
+
+
+def test_keys_that_are_not_known_are_warned_of_once(tmp_path: Path) -> None:
+    more = {"rope.freq_bose": 1e6, "foo_bar": 7, "attention.key_length_swa": 8, "vocab_size": 3, "pooling_type": 1}
+    path = with_metadata(tmp_path / "m.gguf", "llama", more)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_model(path)
+    assert [str(one.message) for one in caught] == [
+        f"{path}: llama.rope.freq_bose: is not known (got 1000000.0; nearest: rope.freq_base)",
+        f"{path}: llama.foo_bar: is not known (got 7)",
+        f"{path}: llama.attention.key_length_swa: is not known (got 8; nearest: attention.key_length)",
+    ]
+
+
+MISTAKEN: list[tuple[str, dict, str]] = [
+    ("llama", {"attention.head_count": 0}, "llama.attention.head_count: must be an integer from 1 to"),
+    ("llama", {"attention.head_count_kv": 3}, "llama.attention.head_count_kv: must divide llama.attention.head_count="),
+    ("llama", {"block_count": 1 << 30}, r"llama.block_count: must be an integer from 1 to 10000 \(got 1073741824\)"),
+    ("llama", {"rope.freq_base": 0.5}, r"llama.rope.freq_base: must be a number above 1, .* \(got 0.5\)"),
+    ("llama", {"attention.layer_norm_rms_epsilon": 0.0}, "llama.attention.layer_norm_rms_epsilon: must be a number of"),
+    ("qwen2", YARN | {"rope.scaling.factor": -1.0}, r"qwen2.rope.scaling.factor: must be a number of .*got -1.0\)"),
+    ("qwen2", {"rope.scaling.type": "odd"}, r"qwen2.rope.scaling.type: must be one of default, .*\(got 'odd'\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "wrong", "text"), MISTAKEN, ids=str)
+def test_a_value_that_breaks_a_rule_is_named_as_the_file_does(
+    family: str, wrong: dict, text: str, tmp_path: Path
+) -> None:
+    path = with_metadata(tmp_path / "m.gguf", family, wrong)
+    with pytest.raises(SpecError, match=rf"^{path}: {text}"):
+        open_model(path)
+
+
+def test_a_file_without_its_table_of_tokens_lacks_that(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", extra={"llama.vocab_size": 320})
+    rewritten(path, lambda data: data.replace(b"token_embd.weight", b"token_embd.weiget"))
+    with pytest.raises(FileError, match=r"m.gguf: lacks token_embd.weight, which a llama model needs"):
         open_model(path)
 
 
@@ -96,9 +174,13 @@ SCALING_REFUSED: list[tuple[str, dict, str]] = [
     ("llama", {"attn_factor": 2.0}, r"attn_factor: must be 1 without yarn or longrope \(got 2.0\)"),
     ("llama", {"attn_factor": [1.0, 2.0]}, r"attn_factor: must be a positive number \(got array\(\[1., 2.\]"),
     ("llama", {"type": "yarn", "attn_factor": "x"}, r"attn_factor: must be a positive number \(got 'x'\)"),
-    ("llama", {"type": "yarn", "attn_factor": 0.5}, r"factor: must be a positive number beside attn_factor \(got None"),
+    (
+        "llama",
+        {"type": "yarn", "attn_factor": 0.5},
+        r"factor: must be a positive number beside attn_factor \(it is ab",
+    ),
     ("llama", {"type": [1, 2]}, r"scaling.type: must be a string \(got array\(\[1, 2\]"),
-    ("phi3", {"type": "longrope", "attn_factor": 1.5}, r"short_factor: must be a list of 4 numbers"),
+    ("phi3", {"type": "longrope", "attn_factor": 1.5}, r"rope_factors_short.weight: must be a list of 4 numbers"),
 ]
 
 

@@ -90,6 +90,7 @@ def small_gguf(path: Path) -> bytes:
         return write_gguf(path, "llama", head_dim=8, **sizes).read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_gguf_header_of_random_faults(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
@@ -173,7 +174,7 @@ HEADERS = {
     "two tensors in one place": (
         gguf_bytes(tensors=2, rest=tensor("t", (16,)) + tensor("u", (16,), 0, 32) + bytes(199)), r"'u': lies over 't'",
     ),
-    "no architecture": (gguf_bytes(), r"general.architecture: must be one of llama, .* \(got None\)"),
+    "no architecture": (gguf_bytes(), r"general.architecture: must be one of llama, .* \(it is absent\)"),
 }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 
 SHARDS = {
     "empty": b"",
-    "a header longer than the file": struct.pack("<Q", 1 << 60) + b"{}",
+    "a header longer than any": struct.pack("<Q", 1 << 60) + b"{}",
     "a header of 90 MB": struct.pack("<Q", 90 << 20) + b"{}",
     "no JSON": struct.pack("<Q", 4) + b"{{{{",
     "an endless nest": struct.pack("<Q", 200_000) + b'{"a":' + b"[" * 199_995,
