@@ -101,7 +101,8 @@ def _invoked(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return _complain("interrupted", INTERRUPTED)
     except ExecutionError as found:
-        return _complain(str(found), 1)
+        print("\n\n".join(printable(f"ptxgen: {finding}") for finding in found.findings), file=sys.stderr)
+        return 1
     except PtxgenError as wrong:
         return _complain(str(wrong), 2)
     except MemoryError as wrong:

@@ -12,7 +12,7 @@ from ptxgen.cli._given import as_options, not_stdout
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import emit_json, table
 from ptxgen.cli._run import isolate_list, launch_options, limits_named, limits_of, open_for, size_options
-from ptxgen.errors import SpecError
+from ptxgen.errors import ExecutionError, SpecError
 from ptxgen.files.output import check_place
 from ptxgen.kernel import KernelType
 
@@ -71,8 +71,16 @@ def _run(
     arguments = _arguments(inputs, spec, seed, given)
     opened = open_for(device, mode, seed)
     limits = limits_of(isolate, memory, seconds)
-    with as_options("trial"), limits_named():
-        result = trial(spec, opened, target=target, seed=seed, arguments=arguments, isolate=limits, **given)  # type: ignore[arg-type]
+    try:
+        with as_options("trial"), limits_named():
+            result = trial(spec, opened, target=target, seed=seed, arguments=arguments, isolate=limits, **given)  # type: ignore[arg-type]
+    except ExecutionError as found:
+        if as_json:
+            emit_json({
+                "kernel": spec.kernel_name, "spec": repr(spec), "device": opened.name, "ok": False,
+                "findings": [finding.fields() for finding in found.findings],
+            })  # fmt: skip
+        raise
     if output is not None:
         write_arrays(output, result.outputs)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 from pathlib import Path
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.kernel import KernelType
-from ptxgen.kernels import IncrementalAttention, KvCacheScatter
+from ptxgen.kernels import IncrementalAttention, KvCacheScatter, RmsNorm
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.spec.examples import ranges
@@ -281,3 +282,23 @@ def test_what_a_limit_ended_names_its_option(
     words = ["run", "activation", "--dim", "64", *CPU] if command == "run" else ["check", str(text), "--block", "32"]
     assert invoke([*words, "--isolate", limit, value]) == 1
     assert f"({limit} allows more)" in capsys.readouterr().err
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
+def test_findings_are_printed_line_by_line_and_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RmsNorm, "early", ())  # as if its author had forgotten to wait before reading the weights
+    words = ["run", "rms-norm", "--dim", "64", "--programmatic", "--device", "cpu", "--target", "sm_90"]
+    assert invoke(words) == 1
+    out, err = capsys.readouterr()
+    first, second, *_ = err.splitlines()
+    assert (out, first) == ("", "ptxgen: use of what the kernel before may still write in kernel rms_norm")
+    assert "rms_norm" in second
+    assert ";" not in first
+    assert invoke([*words, "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["kernel"], shown["ok"]) == ("rms_norm", False)
+    assert shown["findings"][0]["buffer"] == "weight_param"
