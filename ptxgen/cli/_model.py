@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 TARGET_NEEDED = "--target: is needed, for example --target sm_90"
 
 
-def config_options() -> list[click.Option]:
-    """`--config` and what changes its meaning."""
+def config_options(*, files: bool = False) -> list[click.Option]:
+    """`--config` and what changes its meaning. `files`: the command has `--model`, which some of them go with."""
+    either, own = ("With --config or --model", "model's; with --model f16") if files else ("With --config", "model's")
     return [
         click.Option(["--config"], metavar="CONFIG.JSON", callback=a_path,
-                     help="A model's Hugging Face config.json."),
-        click.Option(["--max-len"], type=IntRange(1), help="With --config: longest context [default: model's]"),
+                     help="A model's Hugging Face config.json, or the folder with it."),
+        click.Option(["--max-len"], type=IntRange(1), help=f"{either}: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
-                     help="With --config: KV cache element type [default: model's]"),
+                     help=f"{either}: KV cache element type [default: {own}]"),
         click.Option(["--strict"], is_flag=True, help="With --config: what is only warned of is an error."),
         click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names, callback=a_format,
                      help="With --config: kernels of the whole model with matrices so, not of attention alone."),
@@ -37,7 +38,7 @@ def config_options() -> list[click.Option]:
         click.Option(["--layout", "page_layout"], type=click.Choice(["hnd", "nhd"]), default="hnd", show_default=True,
                      help="With --page-size: order of a page's axes, heads or positions first."),
         click.Option(["--rings"], type=IntRange(0), default=0, metavar="ROWS",
-                     help="With --config: caches of layers with a window are rings that take so many rows at a time."),
+                     help=f"{either}: caches of layers with a window are rings that take so many rows at a time."),
         click.Option(["--batch"], type=IntRange(1, 65535), default=1, metavar="N",
                      help="With --config: sequences whose caches' memory the manifest says."),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
-from ptxgen.cli._given import Command, IntRange, a_device, as_options
+from ptxgen.cli._given import Command, IntRange, a_device, as_options, given, goes_with
 from ptxgen.cli._model import check_kv_dtype
 
 if TYPE_CHECKING:
@@ -35,13 +35,19 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
     show_default=True,
     help="Of the prompt; fast rounds to bf16 on GPUs with wgmma, e4m3 for weights in e4m3 to e4m3.",
 )
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Draw from so many likeliest; 0 is off.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest of this weight.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Least weight, of the likeliest's.")
+@click.option("--temperature", type=float, default=0.0, show_default=True,
+              help="Above 0 tokens are drawn; 0 takes the likeliest.")  # fmt: skip
+@click.option("--top-k", type=int, default=0, show_default=True,
+              help="With --temperature: draw from so many likeliest; 0 is off.")  # fmt: skip
+@click.option("--top-p", type=float, default=1.0, show_default=True,
+              help="With --temperature: draw from the likeliest of this weight.")  # fmt: skip
+@click.option("--min-p", type=float, default=0.0, show_default=True,
+              help="With --temperature: least weight, of the likeliest's.")  # fmt: skip
 @click.option("--penalty", type=float, default=1.0, show_default=True, help="Divisor of logits of tokens before.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers.")
-@click.option("--persistent", is_flag=True, help="A step is one kernel that stays on the GPU.")
+@click.option("--seed", type=int, default=0, show_default=True,
+              help="With --temperature: of the random numbers.")  # fmt: skip
+@click.option("--persistent", is_flag=True,
+              help="A step is one kernel that stays on the GPU; not with --temperature or --penalty.")  # fmt: skip
 def command(
     model: str, prompt: str, max_tokens: int, device: str | None, max_len: int | None, kv_dtype: str,
     precision: str, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int,
@@ -59,6 +65,12 @@ def command(
     check_kv_dtype(kv_dtype)
     with as_options("Sampling"):
         sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
+    if not given("temperature"):
+        goes_with("--temperature, without which the likeliest token is taken", "top_k", "top_p", "min_p", "seed")
+    drawn = sampling.temperature > 0 or sampling.penalises
+    if persistent and drawn:
+        others = " or ".join(given("temperature", "penalty"))
+        raise click.UsageError(f"--persistent: has no tokens that are drawn or penalised; leave out {others}")
     completion = Completion(model, prompt, max_tokens, max_len)
     started = time.perf_counter()
     opened = open_device(device)
@@ -66,7 +78,6 @@ def command(
         loaded = completion.load(opened, kv_dtype, progress, precision=precision, persistent=persistent)
     seconds = time.perf_counter() - started
     click.echo(prompt, nl=False)
-    drawn = sampling.temperature > 0 or sampling.penalises
     for piece in completion.run(loaded, sampling=sampling if drawn else None):
         click.echo(piece, nl=False)
         sys.stdout.flush()

@@ -24,7 +24,10 @@ from ptxgen.doctor import examine
 @click.option("--rings", type=IntRange(0), default=0, metavar="ROWS",
               help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
 @click.option(
-    "--config", metavar="DIR|FILE", callback=a_path, help="Which models of a folder of config.json files are served."
+    "--config",
+    metavar="DIR|FILE",
+    callback=a_path,
+    help="Which models of a folder of config.json files have attention kernels, and which decode.",
 )
 @click.option("--target", metavar="SM", shell_complete=target_names, callback=a_target,
               help="Architecture  [default: with --model sm_90a, with --config sm_90]")  # fmt: skip
@@ -59,14 +62,15 @@ def command(
 
 
 def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
-    """A table of models: served, warned of, refused."""
+    """A table of models: attention kernels served, warned of, refused; and whether the whole model decodes."""
     from ptxgen.models.survey import survey
 
     verdicts = list(survey(path, target, max_len))
     if as_json:
         emit_json([asdict(one) for one in verdicts])
     else:
-        table(("model", "verdict", "why"), [(one.model, one.verdict, "; ".join(one.reasons)) for one in verdicts])
+        rows = [(one.model, one.verdict, "yes" if one.decodes else "no", "; ".join(one.reasons)) for one in verdicts]
+        table(("model", "attention", "decodes", "why"), rows)
     return int(any(one.verdict == "refused" for one in verdicts))
 
 

@@ -135,15 +135,18 @@ command = KernelGroup(
     invoke_without_command=True,
     callback=_model,
     help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's:
-    the manifest says what each is for, which layers it serves, and a token's launches in order.
-    With --model everything that a host needs to decode that file: launches in order, kernels, weights.
+    the manifest says what each is for, which layers it serves, and a token's launches in order. Kernels of other
+    targets, or of the same model and step, join those in the folder.
+    With --model a new folder with PTX, cubins, weights.bin and program.json: all that a host needs to decode that file,
+    a token's launches with their arguments in order; no headers.
 
     \b
     ptxgen export kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90 -o kernels/
     ptxgen export --config config.json --target sm_90 --prefix gemma_ -o kernels/
+    ptxgen export --model model.gguf --target sm_90 -o exported/
     """,
     params=[
-        *config_options(),
+        *config_options(files=True),
         click.Option(
             ["--model"],
             metavar="FILE",

@@ -14,7 +14,8 @@ def merged(path: Path, text: str) -> str:
 
     What it says by target (`targets`) is kept of the targets that are not written now.
 
-    Raises `SpecError` where that file is no listing, or one of another model or format: nothing is lost in silence.
+    Raises `SpecError` where that file is no listing, or one of another model or format, or says otherwise of a target:
+    nothing is lost in silence, and its kernels are those of one step.
     """
     if not path.is_file():
         return text
@@ -31,7 +32,11 @@ def merged(path: Path, text: str) -> str:
             differs = _difference(old.get(key), new[key])
             raise SpecError(f"{path}: is of {which} ({differs}); write to another directory, or remove it")
     if by_target is not None:
-        new["targets"] = {**old.get("targets", {}), **by_target}
+        there = old.get("targets", {})
+        if wrong := [name for name in by_target if there.get(name, by_target[name]) != by_target[name]]:
+            where = ", ".join(wrong)
+            raise SpecError(f"{path}: is of another decode step on {where}; write to another directory, or remove it")
+        new["targets"] = {**there, **by_target}
     return json.dumps({**old, **new, "kernels": list(kernels.values())}, indent=2) + "\n"
 
 

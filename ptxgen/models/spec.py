@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ptxgen.errors import SpecError, brief
 from ptxgen.files.jsonfields import Fields
-from ptxgen.models.config.fields import check_family, config_fields, read_config
+from ptxgen.models.config.fields import check_family, config_fields, config_file, read_config
 from ptxgen.models.config.keys import MODEL, check
 from ptxgen.models.config.reader import model_shape
 from ptxgen.models.config.shape import LayerKind, ModelShape
@@ -221,8 +221,9 @@ def model_spec(
 
 
 def load_spec(path: str | Path, max_len: int | None = None, *, strict: bool = False) -> ModelSpec:
-    """The model whose `config.json` lies at `path`."""
-    return model_spec(read_config(path), str(path), max_len, strict=strict)
+    """The model whose `config.json` lies at `path`, or in that folder."""
+    file = config_file(path)
+    return model_spec(read_config(file), str(file), max_len, strict=strict)
 
 
 def _soft_cap(read: Fields, block: Block) -> float:

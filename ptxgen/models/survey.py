@@ -1,4 +1,5 @@
-"""What is served of the models whose `config.json` lie in a folder: served, warned of, or refused, with the reason."""
+"""What is served of the models whose `config.json` lie in a folder: attention kernels, served, warned of, or refused,
+with the reason; and whether the whole model decodes."""
 
 from __future__ import annotations
 
@@ -11,15 +12,18 @@ from pathlib import Path
 from ptxgen.errors import ConfigWarning, SpecError
 from ptxgen.models.config.reader import load_config
 from ptxgen.models.plan import plan
+from ptxgen.models.spec import load_spec
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is "served", "warned" or "refused"; `reasons`: a sentence each, none where it is served."""
+    """`verdict`, of attention kernels, is "served", "warned" or "refused"; `reasons`: a sentence each, none where it is
+    served. `decodes`: whether such a model can be run (`complete`) and its other kernels be had (`--weights`)."""
 
     model: str
     verdict: str
     reasons: tuple[str, ...] = ()
+    decodes: bool = False
 
 
 def survey(path: str | Path, target: str = "sm_90", max_len: int | None = None) -> Iterator[Verdict]:
@@ -52,7 +56,17 @@ def _verdict(file: Path, name: str, target: str, max_len: int | None) -> Verdict
         except SpecError as wrong:
             return Verdict(name, "refused", tuple(_without(file, line) for line in str(wrong).splitlines()))
     said = tuple(_without(file, str(one.message)) for one in caught if issubclass(one.category, ConfigWarning))
-    return Verdict(name, "warned" if said else "served", said)
+    return Verdict(name, "warned" if said else "served", said, _decodes(file, max_len))
+
+
+def _decodes(file: Path, max_len: int | None) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        try:
+            load_spec(file, max_len)
+        except SpecError:
+            return False
+    return True
 
 
 def _without(file: Path, reason: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import ConfigWarning, SpecError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,10 @@ class Completion:
     def __init__(self, path: str | Path, prompt: str, max_tokens: int, max_len: int | None = None) -> None:
         from ptxgen.models.files import open_model
 
-        self.file: ModelFile = open_model(path, max_len)
+        with warnings.catch_warnings():
+            if max_len is None:  # it is opened once more, for the context that is needed, and warns then
+                warnings.simplefilter("ignore", ConfigWarning)
+            self.file: ModelFile = open_model(path, max_len)
         self.text: Text = self.file.text()
         self.prompt, self.max_tokens = prompt, max_tokens
         self.tokens = self.text.encode(prompt)

@@ -133,7 +133,7 @@ STRANGERS = [
     ("doctor --model file --max-len 0", "Invalid value for '--max-len': 0 is not in the range x>=1."),
     ("completion bash zsh", "Got unexpected extra argument (zsh)"),
     ("generate {A} --target sm_90,sm_80", "--target: must be one of sm_70, sm_72, sm_75"),
-    ("generate --config empty --target sm_80 -o o", "empty: Is a directory"),
+    ("generate --config empty --target sm_80 -o o", "empty/config.json: No such file or directory"),
     ("generate --config small.json --target sm_80 -o o --layout dhn", "Invalid value for '--layout': 'dhn' is not on"),
     ("generate --config small.json --target sm_80 -o o --rings 64", "--rings: must be 0: no layer of this model has a"),
     ("generate --config small.json --target sm_80 -o o --weights q3_k", "--weights: must be one of bf16, e4m3, e4m3"),

@@ -90,6 +90,26 @@ def in_halves(file: ModelFile, name: str) -> np.ndarray:
     return values.reshape(-1, dim // 2, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
 
 
+def test_a_configuration_is_warned_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = open_model(F16)
+    config = json.loads((MODELS.parent / "train" / "config.json").read_text()) | {"hiden_size": 7}
+    arrays = {torch_name(name): in_halves(file, name).astype(np.float16) for name in file.tensors}
+    shutil.copy(MODELS / "tokenizer.json", write_folder(tmp_path, config, arrays))
+    for words in ([], ["--max-len", "16"]):
+        assert invoke(["complete", str(tmp_path), "And", "--max-tokens", "2", *words, *CPU]) == 0
+        err = capsys.readouterr().err
+        assert err.count("warning:") == 1
+        assert "config.json: hiden_size: is not known (got 7; nearest: hidden_size)\n" in err
+
+
+def test_a_context_behind_the_models_own_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["complete", Q8, "And", "--max-tokens", "2", "--max-len", "600", *CPU]) == 0
+    warned = (
+        r"^ptxgen: warning: \S*kjv-q8_0.gguf: llama.context_length: the model's own positions end at 512, .* 600\)\n"
+    )
+    assert re.match(warned, capsys.readouterr().err)
+
+
 def test_a_full_context_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["complete", Q8, "And", "--max-len", "8", "--max-tokens", "50", *CPU]) == 0
     assert "prompt of 2 tokens" in (said := capsys.readouterr().err)
@@ -143,6 +163,15 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         ([Q8, "And", "--device", "tpu"], "tpu"),
         ([Q8, "And", "--temperature", "-1"], r"--temperature: must be .* \(got -1.0;"),
         ([Q8, "And", "--top-p", "nan"], r"--top-p: "),
+        ([Q8, "And", "--top-k", "40"], "--top-k: goes with --temperature, without which the likeliest token is taken"),
+        ([Q8, "And", "--top-p", "0.9"], "--top-p: goes with --temperature"),
+        ([Q8, "And", "--min-p", "0.1"], "--min-p: goes with --temperature"),
+        ([Q8, "And", "--seed", "7"], "--seed: goes with --temperature"),
+        (
+            [Q8, "And", "--persistent", "--temperature", "1"],
+            "--persistent: has no .* drawn .*; leave out --temperature",
+        ),
+        ([Q8, "And", "--persistent", "--penalty", "2"], "--persistent: has no .* penalised; leave out --penalty"),
         ([Q8, "And", "--persistent", *CPU], r"--persistent: weights must be in bf16 \(got q8_0\); without it"),
     ],
 )

@@ -140,7 +140,7 @@ MISTAKES = [
     ("generate --config small.json --target sm_80 -o out --kv-dtype int3", "--kv-dtype: must be one of f32, f16, bf16"),
     ("generate --config small.json --target sm_80 -o out --weights q9", "--weights: must be one of bf16, e4m3, e4m3_"),
     ("generate --config small.json --target sm_80 -o file", "file/index.json: Not a directory"),
-    ("generate --config empty --target sm_80 -o out", "empty: Is a directory"),
+    ("generate --config empty --target sm_80 -o out", "empty/config.json: No such file or directory"),
     ("export --config small.json --target sm_80 -o out --prefix 9x",
      "--prefix: must be letters, digits and _, a letter first (got '9x')"),
     ("export --model file --config small.json --target sm_80 -o out",

@@ -115,6 +115,34 @@ def test_a_second_target_and_a_kernel_of_its_own_join_the_manifest(tmp_path: Pat
     assert len(more["kernels"]) == len(found["kernels"]) + 1
 
 
+def test_kernels_of_another_step_are_refused_in_the_same_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose flags would not be those of the step that the manifest lists."""
+    out = tmp_path / "out"
+    (tmp_path / "config.json").write_text((CONFIGS / "llama-3.2-1b.json").read_text())
+    words = ["export", "--config", str(tmp_path), "--max-len", "64", "--target", "sm_80", "--no-cubin", "-o", str(out)]
+    assert invoke([*words, "--weights", "q8_0"]) == 0
+    before = (out / "manifest.json").read_text()
+    for more in ([], ["--weights", "q8_0", "--prefix", "my_"]):
+        capsys.readouterr()
+        assert invoke([*words, *more]) == 2
+        err = capsys.readouterr().err
+        said = "is of another decode step on sm_80; write to another directory, or remove it"
+        assert err == f"ptxgen: {out}/manifest.json: {said}\n"
+    assert (out / "manifest.json").read_text() == before
+    assert invoke([*words, "--weights", "q8_0"]) == 0  # the same once more
+    assert (out / "manifest.json").read_text() == before
+
+
+def test_a_file_of_weights_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + bytes(99))
+    assert invoke(["export", "--config", str(path), "--target", "sm_80", "-o", str(tmp_path / "out")]) == 2
+    said = "must be a config.json (got a file of weights); `complete` and `export --model` take it"
+    assert capsys.readouterr().err == f"ptxgen: {path}: {said}\n"
+
+
 def test_a_part_may_have_facts_of_its_own() -> None:
     ptx = generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), "sm_80", entry="a")
     (kernel,) = json.loads(export([Part(ptx, "a", {"role": "append"})], cubin=False)["manifest.json"])["kernels"]

@@ -38,7 +38,8 @@ ABOUT = (
     "Every key that can change attention, RoPE or shapes is either understood, or refused by name: exit code 2, and a "
     "sentence with the key, its value and what would work. An unknown key gives a warning that names it; with "
     "`--strict` it is an error. `ptxgen doctor --config DIR` says for every configuration in a folder whether it is "
-    "served, served with a warning, or refused, and why; it exits with 1 if one is refused.\n",
+    "served, served with a warning, or refused, and why; it exits with 1 if one is refused. This is about attention "
+    "and KV-cache kernels; its column `decodes` says whether the whole model is covered, too.\n",
     "A key that is absent has the default of the family's own class, and so has the longest context "
     "(`max_position_embeddings`). null means none: as many KV heads as query heads, no window, no cap. RoPE's base and "
     "the rotated part of a head cannot be null. `hidden_size`, `num_hidden_layers`, `num_attention_heads` and "
@@ -64,10 +65,10 @@ def _models() -> Iterator[str]:
         "warning or without, equals transformers' own classes in `python -m tests.tools.compare_configs "
         "tests/data/configs`, which a test runs if torch and transformers are installed.\n"
     )
-    yield _row(("model", "verdict", "reason"))
-    yield _row(["---"] * 3)
+    yield _row(("model", "attention", "decodes", "reason"))
+    yield _row(["---"] * 4)
     for one in sorted(survey(CONFIGS), key=lambda one: Path(one.model).name):
-        yield _row((Path(one.model).stem, one.verdict, "; ".join(one.reasons)))
+        yield _row((Path(one.model).stem, one.verdict, "yes" if one.decodes else "no", "; ".join(one.reasons)))
     yield ""
 
 

@@ -12,11 +12,16 @@ from ptxgen.models.config import keys
 from ptxgen.models.config.families import CONTEXTS, FAMILIES, Family
 
 ALIKE = 0.8  # how near a known name must be to be named beside one that is not
+_WEIGHTS = (".gguf", ".safetensors", ".bin")
 SHARED = ("torch_dtype", "dtype", "quantization_config", "compression_config")  # by all parts of a model
 
 
 def read_config(path: str | Path) -> object:
     """The JSON of a `config.json`. Raises `SpecError` naming the file and the place."""
+    if Path(path).suffix in _WEIGHTS:
+        raise SpecError(
+            f"{path}: must be a config.json (got a file of weights); `complete` and `export --model` take it"
+        )
     try:
         config: object = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
@@ -26,6 +31,11 @@ def read_config(path: str | Path) -> object:
     except (RecursionError, ValueError) as wrong:  # nested too deeply; an integer of too many digits
         raise SpecError(f"{path}: must be JSON of a sane size ({str(wrong).splitlines()[0]})") from None
     return config
+
+
+def config_file(path: str | Path) -> Path:
+    """The file of a path, which may be the folder of a `config.json`."""
+    return Path(path) / "config.json" if Path(path).is_dir() else Path(path)
 
 
 def config_fields(config: object, source: str) -> tuple[Fields, Family]:

@@ -12,7 +12,7 @@ from ptxgen.files.jsonfields import Fields
 from ptxgen.idioms.rope.settings import RopeSettings
 from ptxgen.models.config import keys
 from ptxgen.models.config.families import Family
-from ptxgen.models.config.fields import config_fields, read_config
+from ptxgen.models.config.fields import config_fields, config_file, read_config
 from ptxgen.models.config.kv_scheme import kv_scheme
 from ptxgen.models.config.layers import FULL, SLIDING
 from ptxgen.models.config.rope import rope_settings
@@ -27,12 +27,13 @@ _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 def load_config(
     path: str | Path, max_len: int | None = None, *, strict: bool = False, kv_dtype: str | None = None
 ) -> ModelShape:
-    """The shape of the model whose `config.json` lies at `path`; `max_len` replaces its longest context. `kv_dtype`:
-    what its caches are to hold, where that is known.
+    """The shape of the model whose `config.json` lies at `path`, or in that folder; `max_len` replaces its longest
+    context. `kv_dtype`: what its caches are to hold, where that is known.
 
     Raises `SpecError` naming the file, the key and the value; `strict`: for what is only warned of, too.
     """
-    return model_shape(read_config(path), str(path), max_len, strict=strict, kv_dtype=kv_dtype)
+    file = config_file(path)
+    return model_shape(read_config(file), str(file), max_len, strict=strict, kv_dtype=kv_dtype)
 
 
 def model_shape(

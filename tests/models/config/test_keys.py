@@ -287,26 +287,34 @@ def test_the_scheme_of_the_cache_is_read_where_it_stands(said: Config, scheme: K
 # -- the table of a folder ---------------------------------------------------------------------------------------------
 
 
+WIDE = {"intermediate_size": 64}
+
+
 def test_a_folder_of_models_gets_a_verdict_each(tmp_path: Path) -> None:
     for name, config in {
-        "a/config.json": LLAMA, "b.json": LLAMA | {"flavour": 1}, "c.json": LLAMA | {"alibi": True},
-        "d.json": LLAMA | {"head_dim": 12}, "tokenizer.json": {"version": "1.0"}, "list.json": [1],
+        "a/config.json": LLAMA | WIDE, "b.json": LLAMA | WIDE | {"flavour": 1}, "c.json": LLAMA | {"alibi": True},
+        "d.json": LLAMA | {"head_dim": 12}, "e.json": of("mixtral", KV),
+        "tokenizer.json": {"version": "1.0"}, "list.json": [1],
     }.items():  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(config))
     (tmp_path / "broken.json").write_text("{")
     found = {one.model: one for one in survey(tmp_path)}
-    assert found["a/config.json"] == Verdict("a/config.json", "served")
-    assert found["b.json"] == Verdict("b.json", "warned", ("flavour: is not known (got 1)",))
+    assert found["a/config.json"] == Verdict("a/config.json", "served", (), decodes=True)
+    assert found["b.json"] == Verdict("b.json", "warned", ("flavour: is not known (got 1)",), decodes=True)
+    assert found["e.json"] == Verdict("e.json", "served", (), decodes=False)
     assert found["c.json"].verdict == found["d.json"].verdict == "refused"
     assert found["c.json"].reasons[0].startswith("alibi: must be absent or false")
-    assert len(found) == 4
+    assert len(found) == 5
 
 
 def test_doctor_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    assert invoke(["doctor", "--config", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["config.json", "served"]
+    for config, decodes in ((LLAMA | WIDE, "yes"), (of("mixtral", KV), "no")):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert invoke(["doctor", "--config", str(tmp_path)]) == 0
+        head, row = capsys.readouterr().out.splitlines()
+        assert head.split() == ["model", "attention", "decodes", "why"]
+        assert row.split() == ["config.json", "served", decodes]
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"alibi": True}))
     assert invoke(["doctor", "--config", str(tmp_path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == "refused"
