@@ -18,7 +18,7 @@ from ptxgen.nodes import Module
 from ptxgen.parser import UnreadableError, parse
 from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
-from ptxgen.targets import Target, newest_ptx
+from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import in_force
 
@@ -192,6 +192,11 @@ def _check_shared(b: Builder, launch: Launch) -> None:
         raise SpecError(
             f"{b.spec.kernel_name}: shared memory: at most {b.target.shared_limit} bytes on {b.target} "
             f"(got {dynamic + static})"
+        )
+    if static > STATIC_SHARED_LIMIT:
+        raise SpecError(
+            f"{b.spec.kernel_name}: static shared memory: at most {STATIC_SHARED_LIMIT} bytes (got {static}); declare "
+            "a variable by b.shared(…, dynamic=True), and give its bytes to Launch(shared=…)"
         )
 
 

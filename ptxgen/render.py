@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
@@ -150,14 +149,6 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
     """
     ours = package_of(type(b.spec)) == OURS
     about = f"kernel {entry} ({'templates/' if ours else ''}{template}.ptx.j2)"
-    kinds: dict[str, Mapping[str, object]]
-    kinds = {"a fragment": b.fragments, "a register": b.registers, "a register array": b.arrays, "exposed": b.exposed}
-    often = Counter(name for names in kinds.values() for name in names)
-    if clash := sorted(name for name, count in often.items() if count > 1):
-        said = " and ".join(kind for kind, names in kinds.items() if clash[0] in names)
-        raise TemplateError(
-            f"{about}: fragments, registers and exposed values share no names (got {clash[0]!r}); it is {said}"
-        )
     context: dict[str, Any] = {
         "spec": b.spec,
         **b.registers,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.builder import declarations
 from ptxgen.builder.declarations import Declarations, Spec
-from ptxgen.builder.fragment import ABSENT, MARK, Absent, Fragment
+from ptxgen.builder.fragment import ABSENT, MARK, Fragment
 from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
 from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Sink
 from ptxgen.errors import IsaError
@@ -33,8 +33,6 @@ class Builder(Declarations):
 
     def __init__(self, spec: Spec, target: Target) -> None:
         super().__init__(spec, target)
-        self.fragments: dict[str, Fragment] = {}
-        self.absent: dict[str, Absent] = {}
         self.loops: dict[str, Fragment] = {}  # predicate, as printed -> a turn of the loop that asks it
         self._current: Fragment | None = None
         self._written: set[str] = set()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from ptxgen.builder.fragment import Absent, Fragment
 from ptxgen.builder.values import Reg, RegArray, Shared, Table
 from ptxgen.errors import IsaError
 from ptxgen.isa import special_register
@@ -39,17 +40,27 @@ class Declarations(ABC):
         self.spec = spec
         self.target = target
         self.params: dict[str, Param] = {p.name: p for p in spec.params()}
+        self.fragments: dict[str, Fragment] = {}
+        self.absent: dict[str, Absent] = {}
         self.registers: dict[str, Reg] = {}
         self.arrays: dict[str, RegArray] = {}
         self.shared_variables: dict[str, Shared] = {}
         self.tables: dict[str, Table] = {}
         self.exposed: dict[str, object] = {}
         self.bodies: dict[str, dict[str, object]] = {}  # prefix -> what a body's skeleton knows, by names without it
+        self._named: dict[str, Mapping[str, object]] = {
+            "a fragment": self.fragments, "an absent fragment": self.absent, "a register": self.registers,
+            "a register array": self.arrays, "exposed": self.exposed,
+        }  # fmt: skip
         self._prefix = ""  # of the open body
         self._types: dict[str, str] = {}  # of every declared register, those of arrays included
 
     def _tell(self, name: str, value: object) -> None:
-        """The open body's skeleton knows a value by this name."""
+        """A skeleton knows a value by this name, that of the open body without the prefix; no other has it."""
+        full = self._prefix + name
+        if sum(full in names for names in self._named.values()) > 1:
+            said = " and ".join(kind for kind, names in self._named.items() if full in names)
+            raise self._error(f"fragments, registers and exposed values share no names (got {full!r}); it is {said}")
         if self._prefix:
             self.bodies[self._prefix[:-1]][name] = value
 
@@ -95,6 +106,10 @@ class Declarations(ABC):
 
     def shared(self, name: str, nbytes: int, align: int = 16, *, dynamic: bool = False) -> Shared:
         """Declare a shared-memory variable of `nbytes`; the one dynamic variable takes its size from the launch."""
+        if type(nbytes) is not int or nbytes < 1:
+            raise self._error(f"shared variable {name}: must be an int of bytes from 1 on (got {nbytes!r})")
+        if type(align) is not int or align < 1 or align & (align - 1):
+            raise self._error(f"shared variable {name}: align must be a power of two, in bytes (got {align!r})")
         if not dynamic:
             name = self._prefix + name
         elif self._prefix and name in self.shared_variables and self.shared_variables[name].dynamic:

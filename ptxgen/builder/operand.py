@@ -24,6 +24,8 @@ def fault(
         return f" must be {slot} (got {kind} {_show(operand)}){address}"
     if kind == "imm" and slot.allowed is not None and operand not in slot.allowed.values:
         return f" must be {slot.allowed} (got {operand})"
+    if kind == "imm" and isinstance(operand, float) and slot.type[:1] in "us":
+        return f" is .{slot.type} (got the float {operand})"
     for reg in registers:
         wrong = _register(types, opcode, slot, kind, operand, reg)
         if wrong:

@@ -17,7 +17,7 @@ from ptxgen.spec.fields import SHARED, doc_beside
 from ptxgen.spec.legality import choices
 
 # How a docstring says what a field means: "`field`: …", "`field`, `other`: …", "`field` "value": …" or "`field` (…)".
-_SAYINGS = (r"`{}`(?:, `\w+`)*: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
+_SAYINGS = (r"`{}`(?:, `\w+`)*: (.+?)(?:\.(?: |$)|; (?=`)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
 _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 

@@ -22,6 +22,9 @@ class Sized(Protocol):
     kernel_name: ClassVar[str]
     sizes: ClassVar[Mapping[str, int]]
 
+    def params(self) -> tuple[Param, ...]:
+        """The parameters in order."""
+
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """The least and the largest of every capacity, length and position."""
 
@@ -115,12 +118,23 @@ def checked_inputs(
     if unknown := sorted(inputs.keys() - example.keys()):
         raise SpecError(f"{spec.kernel_name} takes {', '.join(sorted(example))} (got {', '.join(unknown)})")
     fitted = {name: _fitted(value, example[name]) for name, value in inputs.items()}
-    wrong = [f"{name}: must be {_described(example[name])} (got {_described(inputs[name])})"
+    wrong = [f"{name}: must be {_described(example[name])} (got {_described(inputs[name])}"
+             f"{_sizes_of(spec, name, inputs[name], sizes)})"
              for name, value in fitted.items() if value is None]  # fmt: skip
     if wrong:
         raise SpecError("\n".join(wrong))
     _check_ranges(spec, fitted, sizes, sorted(fitted))
     return fitted
+
+
+def _sizes_of(spec: Sized, name: str, given: np.ndarray, sizes: Mapping[str, int]) -> str:
+    """The end of an error about an array: the sizes with which it would fit, where capacities alone are others."""
+    shape, at = given.shape, {**spec.sizes, **sizes}
+    extents = next(param.shape for param in spec.params() if param.name == name)
+    others = {e: n for e, n in zip(extents, shape, strict=False) if isinstance(e, str) and at.get(e, n) != n}
+    others = {name: n for name, n in others.items() if name in at}
+    fits = others and shape == tuple(evaluate(extent, {**at, **others}) for extent in extents)
+    return f"; nearest: {' '.join(f'--size {name}={n}' for name, n in others.items())}" if fits else ""
 
 
 def _check_ranges(spec: Sized, values: Mapping[str, Any], sizes: Mapping[str, int], names: Sequence[str]) -> None:

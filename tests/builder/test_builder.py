@@ -337,6 +337,17 @@ def test_a_shared_variable_declared_twice() -> None:
     assert "shared variable tile is already declared" in refused(code)
 
 
+@pytest.mark.parametrize("nbytes", [512.0, 0, -1, True])
+def test_shared_memory_of_no_bytes(nbytes: Any) -> None:
+    said = refused(lambda b: b.shared("tile", nbytes))
+    assert f"shared variable tile: must be an int of bytes from 1 on (got {nbytes!r})" in said
+
+
+def test_shared_memory_at_no_alignment() -> None:
+    said = refused(lambda b: b.shared("tile", 64, 12))
+    assert "shared variable tile: align must be a power of two, in bytes (got 12)" in said
+
+
 def test_a_table_declared_twice() -> None:
     def code(b: Builder) -> None:
         b.table("powers", "f32", [1.0, 2.0])
@@ -393,6 +404,15 @@ def test_a_comment_is_one_line_of_ascii(text: str) -> None:
 def test_a_register_has_a_name_that_ptx_knows(name: str) -> None:
     assert "register: a name is letters, digits and _" in refused(lambda b: b.op("mov.u32", name, 1))
     assert "register: a name is letters, digits and _" in refused(lambda b: b.array(name, "u32", 2))
+
+
+def test_a_float_where_an_integer_belongs() -> None:
+    assert "shr.u32: operand 3 is .u32 (got the float 5.0)" in refused(
+        lambda b: b.op("shr.u32", "shifted", a(b, "x", "u32"), 5.0)
+    )
+    assert "add.s32: operand 3 is .s32 (got the float 1.0)" in refused(
+        lambda b: b.op("add.s32", "sum", a(b, "x", "s32"), 1.0)
+    )
 
 
 def test_a_literal_that_the_instruction_cannot_have() -> None:

@@ -162,7 +162,19 @@ def test_a_fragment_and_a_register_of_one_name() -> None:
     def more(b: Builder) -> None:
         b.op("mov.u32", "store", 1)
 
-    assert "share no names (got 'store'); it is a fragment and a register" in refused(TEMPLATE, spec=Demo(more=more))
+    said = refused(TEMPLATE, IsaError, Demo(more=more))
+    assert "tests/support/demo_kernel.py:" in said
+    assert "share no names (got 'store'); it is a fragment and a register" in said
+
+
+def test_a_register_and_an_absent_fragment_of_one_name() -> None:
+    def more(b: Builder) -> None:
+        b.op("mov.u32", "apart", 1)
+        b.without("apart")
+
+    said = refused(TEMPLATE, IsaError, Demo(more=more))
+    assert "tests/builder/test_templates.py:" in said
+    assert "share no names (got 'apart'); it is an absent fragment and a register" in said
 
 
 # -- PTX written in a template is checked as PTX -----------------------------------------------------------------------
@@ -272,6 +284,17 @@ def test_registers_are_declared_by_type_and_tables_before_the_entry() -> None:
     )
     assert ".reg .u64 %x, %row;" in body
     assert ".reg .b64 %word;" in body
+
+
+def test_static_shared_memory_beyond_its_own_limit() -> None:
+    def more(b: Builder) -> None:
+        b.shared("tile", 50_000)
+
+    said = refused(TEMPLATE, SpecError, Demo(more=more))
+    assert said == (
+        "demo: static shared memory: at most 49152 bytes (got 50000); declare a variable by b.shared(…, dynamic=True), "
+        "and give its bytes to Launch(shared=…)"
+    )
 
 
 def test_shared_memory_beyond_the_limit() -> None:

@@ -92,16 +92,18 @@ def test_a_docstring_may_say_what_two_fields_mean_at_once() -> None:
 
     @kernel_base
     class Product(KernelType):
-        """A matrix, of `n`, `k`: rows and columns. `bias`: added."""
+        """A matrix, of `n`, `k`: rows and columns. `bias`: added; 0: nothing is; `scale`: multiplied."""
 
         n: int
         k: int
         bias: float
+        scale: float
 
-    assert [field_doc(Product, name) for name in ("n", "k", "bias")] == [
+    assert [field_doc(Product, name) for name in ("n", "k", "bias", "scale")] == [
         "rows and columns",
         "rows and columns",
-        "added",
+        "added; 0: nothing is",
+        "multiplied",
     ]
 
 

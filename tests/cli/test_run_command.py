@@ -188,6 +188,16 @@ def test_inputs_that_do_not_fit(case: str, tmp_path: Path, capsys: pytest.Captur
     assert says in refused(capsys, *ATTEND, "--inputs", str(tmp_path / "in.npz"))
 
 
+def test_inputs_of_other_sizes_are_told_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["soft-cap", "--dim", "64", "--cap", "5", "--inputs", str(tmp_path / "in.npz")]
+    for shape, ending in (((7, 64), "; nearest: --size rows=7)"), ((7, 65), ")"), ((7,), ")")):
+        np.savez(tmp_path / "in.npz", x=np.zeros(shape, np.float32))
+        listed = ", ".join(map(str, shape))
+        assert f"64] (got float32 [{listed}]{ending}" in refused(capsys, *words)
+    np.savez(tmp_path / "in.npz", x=np.zeros((7, 64), np.float32))
+    assert invoke(["run", *words, *CPU, "--size", "rows=7"]) == 0
+
+
 def test_inputs_that_are_no_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, single, objects = tmp_path / "a.npz", tmp_path / "b.npy", tmp_path / "c.npz"
     text.write_text("no archive")

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ptxgen import kernel
-from ptxgen.errors import SpecError
-from ptxgen.generator import _generate
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.dtypes import f32
+from ptxgen.errors import ExecutionError, SpecError
+from ptxgen.generator import _generate, clear_cache
 from ptxgen.golden import Goldens
 from ptxgen.kernel import KernelType, supports
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.render import environment
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
-from ptxgen.targets import target
+from ptxgen.targets import Target, target
 from tests.support.demo_kernel import demo_template
-from tests.support.guide import EXAMPLES, PAGE, blocks, example
+from tests.support.guide import EXAMPLES, PAGE, example, part
 
 
 @contextmanager
@@ -74,6 +82,56 @@ def test_mistakes_in_what_tests_need_to_know_name_the_member(tmp_path: Path, mon
             Goldens(tmp_path, {cls.kernel_name}).cases()
 
 
+@dataclass(frozen=True)
+class Reversed(KernelType):
+    """x, with its first element for its last; by the page's function."""
+
+    dim: int = 77
+    kernel_name = "reversed"
+
+    def params(self) -> tuple[Param, ...]:
+        return (buffer("x", f32, self.dim, access="inout"),)
+
+    def launch(self, target: Target) -> Launch:
+        return Launch((1, 1, 1), (96, 1, 1))
+
+    def build(self, b: Builder) -> None:
+        with b.fragment("load"):
+            thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            inside = b.op("setp.lt.u32", "inside", thread, self.dim)
+            place = b.op("mad.wide.u32", "place", thread, 4, b.ld_param("x"))
+            value = b.op("ld.global.f32", "value", place[0], pred=inside)
+        names: dict[str, Any] = {"Builder": Builder, "Reg": Reg}
+        exec(part("python", "b.shared("), names)
+        names["reverse"](b, thread, inside, value, self.dim)
+        with b.fragment("store"):
+            b.op("st.global.f32", place[0], value, pred=inside)
+
+    def reference(self, **arguments: Any) -> dict[str, Any]:
+        return {"x": arguments["x"][::-1].copy()}
+
+
+@pytest.mark.parametrize("barrier", ["{{ barrier() }}\n", ""], ids=["with", "without"])
+def test_the_exchange_through_shared_memory_needs_its_barrier(barrier: str) -> None:
+    lines = part("jinja", "{{ take }}").replace("{{ barrier() }}\n", barrier)
+    head = '{% extends "entry.ptx.j2" %}\n{% from "flow.ptx.j2" import barrier %}\n{% block body %}\n{{ load }}\n'
+    clear_cache()
+    with demo_template(f"{head}{lines}{{{{ store }}}}\n{{% endblock %}}\n", "reversed"):
+        if barrier:
+            trial(Reversed(), CpuDevice(mode="check"), target="sm_75").require()
+        else:
+            with pytest.raises(ExecutionError, match="race"):
+                trial(Reversed(), CpuDevice(mode="check"), target="sm_75")
+    clear_cache()
+
+
+def test_the_macros_of_the_page_take_what_it_says() -> None:
+    flow: Any = environment().get_template("flow.ptx.j2").module
+    stated = re.findall(r"^\| `\{[%{] (?:call(?:\(\w+\))? )?((\w+)\([^`]*\)) [%}]\}` \|", PAGE.read_text(), re.M)
+    assert len(stated) > 5
+    assert [call for call, _ in stated] == [flow.signature(name) for _, name in stated]
+
+
 def test_the_rms_norm_is_short() -> None:
     """The whole file and the whole template, with empty lines, imports and docstrings."""
     python, template = example("norm_rows")
@@ -82,7 +140,7 @@ def test_the_rms_norm_is_short() -> None:
 
 
 def test_commands_of_the_document_exist() -> None:
-    (block,) = blocks("console")
+    block = part("console", "ptxgen generate")
     lines = block.splitlines()
     assert len(lines) >= 4
     for line in lines:

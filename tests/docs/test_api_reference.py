@@ -30,13 +30,14 @@ DOCUMENTS = [api_reference.PAGE.parents[1] / "README.md", *sorted(api_reference.
 
 
 def missing(text: str, page: str) -> list[str]:
-    """What a text imports from ptxgen that the page has under no heading."""
+    """What a text imports from ptxgen that the page has under no heading, without classes that the text itself has."""
+    own = set(re.findall(r"^class (\w+)", text, re.MULTILINE))
     parts = page.split("\n## ")
     homes = {part.partition("\n")[0]: set(re.findall(r"^### (\w+)", part, re.MULTILINE)) for part in parts}
     absent = []
     for module, names in IMPORT.findall(text):
         for name in (one.split(" as ")[0].strip() for one in names.split(",")):
-            if name in homes.get(module, ()) or f"{module}.{name}" in homes:
+            if name in own | homes.get(module, set()) or f"{module}.{name}" in homes:
                 continue
             owners = [home for home, held in homes.items() if name in held and home not in api_reference.READ]
             value = getattr(importlib.import_module(module), name, None)

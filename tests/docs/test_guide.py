@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support.guide import EXAMPLES, blocks, example
+from tests.support.guide import EXAMPLES, blocks, example, part
 from tests.support.packages import ROOT, done, pip_install
 
 OURS_BY_NAME = ROOT / "tests" / "data" / "own_kernel_types"
@@ -36,7 +36,7 @@ def written(modules: Path, templates: Path) -> tuple[Path, ...]:
 
 def commands() -> list[list[str]]:
     """The page's commands, for each of its kernel types."""
-    (block,) = blocks("console")
+    block = part("console", "ptxgen generate")
     lines = [line.removeprefix("$ ").partition("#")[0] for line in block.splitlines()]
     return [line.replace("scale-rows", name.replace("_", "-")).split() for name in EXAMPLES for line in lines]
 
@@ -97,6 +97,15 @@ def passed(root: Path, cwd: Path, path: tuple[Path, ...], chosen: str, **env: st
     return int(re.findall(r"(\d+) passed", said)[0])
 
 
+def barrier_is_found(root: Path, path: tuple[Path, ...], **env: str) -> None:
+    """The page's command shows that check mode finds a barrier's absence, in the words of the page."""
+    tool = part("console", "--show").removeprefix("$ python ").split()
+    shown = done(*tool, cwd=root, path=path, **env)
+    assert re.search(
+        r"finding in check mode: sm_\d+/norm_rows/dim1024\S* barrier \d+: bar\.sync 0; ld\.shared", shown
+    ), shown
+
+
 def test_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     root = copied(tmp_path / "copy")
     before = files(root)
@@ -105,6 +114,11 @@ def test_in_a_copy_of_the_repository(tmp_path: Path) -> None:
         done("-m", *words, cwd=root, path=(root,))
     linted(modules, root, (root,))
     assert passed(root, root, (root,), " or ".join([*EXAMPLES, *OVERALL])) > 70
+    test = root / "tests" / "test_norm_rows.py"
+    test.write_text(part("python", "trial("), encoding="utf-8")
+    assert "3 passed" in done("-m", "pytest", "-n", "0", str(test), cwd=root, path=(root,))
+    test.unlink()
+    barrier_is_found(root, (root,))
     after = files(root)
     assert {name: after.get(name) for name in before} == before
     new = after.keys() - before.keys()
@@ -141,3 +155,4 @@ def test_in_a_package_of_its_own(tmp_path: Path) -> None:
         done("-m", *words, cwd=project, path=path)
     goldens = {"PTXGEN_TEST_PACKAGE": "my_package", "PTXGEN_TEST_GOLDENS": str(project / "golden_ptx")}
     assert passed(ROOT, ROOT, path, " or ".join(names), **goldens) > 90
+    barrier_is_found(ROOT, path, **goldens)

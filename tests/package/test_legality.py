@@ -111,7 +111,7 @@ def test_a_legal_spec_without_one_of_its_values_has_one_reason(name: str, fields
     cls = TYPES[name]
     usual = usual_target(cls)
     where = usual if supports({"kernel_type": name, **fields}, usual) else "sm_90a"  # what only wgmma does
-    assert supports({"kernel_type": name, **fields}, where)
+    assert supports({"kernel_type": name, **fields}, where), f"{beside(cls, 'goldens')}: {fields}"
     for field in dataclasses.fields(cls):
         without = {key: value for key, value in fields.items() if key != field.name}
         for broken in ({}, {field.name: object}):

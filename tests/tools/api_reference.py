@@ -49,6 +49,7 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.tuning": ("in_force", "own_path", "shipped", "using"),
     "ptxgen.runtime.tools.checker": ("Launch", "Report", "Run", "Seen", "check"),
     "ptxgen.runtime.tools.isolate": ("Limits", "isolated"),
+    "ptxgen.runtime.tools.trial": ("Trial", "trial"),
     "ptxgen.testing": (),
     "ptxgen.testing.numba_kernel": ("NumbaKernel", "NumbaText", "compile_numba"),
     "ptxgen.testing.raw_kernel": ("RawKernel", "RawModule"),

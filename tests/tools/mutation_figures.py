@@ -1,19 +1,23 @@
 """How the executor notices faults that are put into the goldens and the foreign corpus, in figures.
 
-python -m tests.tools.mutation_figures          writes the tables of docs/cpu-executor.md anew
-python -m tests.tools.mutation_figures NAME…    writes the lines of these kernel types (or of the corpus) anew
+python -m tests.tools.mutation_figures                 writes the tables of docs/cpu-executor.md anew
+python -m tests.tools.mutation_figures NAME…           writes the lines of these kernel types (or of the corpus) anew
+python -m tests.tools.mutation_figures --show NAME…    prints every fault and how it is noticed, and writes nothing
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.report.sentence import show_help
+from benchmarks.report.sentence import in_a_sentence, show_help
+from ptxgen.errors import ExecutionNote, SpecError, brief
+from ptxgen.kernel import KernelType
 from tests.evidence.corpus.cases import CASES
 from tests.support.goldens import different
 from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
@@ -99,7 +103,45 @@ def pattern_of(subject: Subject, mutation: Mutation) -> str | None:
 
 def _known(subject: Subject) -> Mapping[str, str]:
     """Reasons by pattern."""
-    return subject.spec.unreported if isinstance(subject, SpecSubject) else REASONS
+    return unreported(type(subject.spec)) if isinstance(subject, SpecSubject) else REASONS
+
+
+@cache
+def unreported(cls: type[KernelType]) -> Mapping[str, str]:
+    """A kernel type's own reasons by pattern. Raises `SpecError` for what is neither."""
+    given: object = cls.unreported
+    about = f"{cls.__name__}.unreported"
+    if not isinstance(given, Mapping):
+        form = 'such as {r" barrier .*%x_digit0": "does not matter: …"}'
+        raise SpecError(f"{about}: must be a dict from patterns to reasons, {form} (got {brief(given)})")
+    for pattern, reason in given.items():
+        if not isinstance(reason, str) or not reason.removeprefix(NEVER.strip()).strip():
+            raise SpecError(f"{about}[{pattern!r}]: must say why check mode is silent (got {brief(reason)})")
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as wrong:
+            raise SpecError(f"{about}: must be regular expressions (got {brief(pattern)}: {wrong})") from None
+    return given
+
+
+def shown(name: str, seen: Sequence[Seen]) -> Iterator[str]:
+    """Every fault and how it was noticed; what is not reported with its reason, and how much each reason covers."""
+    yield f"{name}: {len(seen)} faults"
+    covered: dict[str, list[tuple[str, bool]]] = {}
+    for subject, mutation, noticed in seen:
+        pattern, how = pattern_of(subject, mutation), str(noticed or "nothing")
+        if pattern is not None:
+            covered.setdefault(pattern, []).append((mutation.kind, how == FOUND))
+        silent = how != FOUND if mutation.kind in ORDER else noticed is None
+        excuse = reason_of(subject, mutation) or "no reason: sizes in `trials`, or a line in `unreported`"
+        yield f"  {how}: {subject.name} {mutation}{f' [{excuse}]' if silent else ''}"
+    kinds = Counter(mutation.kind for _, mutation, _ in seen)
+    for pattern, faults in covered.items():
+        counted = Counter(kind for kind, _ in faults).items()
+        of = ", ".join(f"{n if n < kinds[kind] else 'all'} of {kinds[kind]} {kind} faults" for kind, n in counted)
+        found = sum(found for _, found in faults)
+        wide = f"; {found} of these are found: name the line more closely" if found else ""
+        yield f"  unreported {pattern!r}: {of}{wide}"
 
 
 def counts(seen: Iterable[Seen]) -> Counter[str]:
@@ -165,11 +207,20 @@ def rows(text: str, marks: tuple[str, str]) -> Mapping[str, str]:
     return {line.split("`")[1]: line for line in lines}
 
 
-def main(chosen: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Write both tables of the document: a line for every kernel type that has goldens, and the corpus."""
+    chosen = [word if word == CORPUS else word.replace("-", "_") for word in words if word != "--show"]
     names = sorted({subject.spec.kernel_name for subject in unique()})
     if unknown := set(chosen) - {*names, CORPUS}:
         raise SystemExit(f"{', '.join(sorted(unknown))}: is no kernel type with goldens, nor {CORPUS}")
+    if len(chosen) < len(words):
+        if not chosen:
+            raise SystemExit("--show: needs the name of a kernel type")
+        warnings.simplefilter("ignore", ExecutionNote)  # which sound texts have as well
+        for name in chosen:
+            subjects = corpus() if name == CORPUS else goldens_of(name)
+            print("\n".join(shown(name, tuple(noticed_of(faults_of(subjects))))))
+        return
     seen = {name: tuple(noticed_of(faults_of(goldens_of(name)))) for name in names if not chosen or name in chosen}
     order = {name: order_row(name, found) for name, found in seen.items()}
     if not chosen or CORPUS in chosen:
@@ -182,8 +233,10 @@ def main(chosen: Sequence[str]) -> None:
         old, new = (f"{marks[0]}\n{between}{marks[1]}" for between in (inside(text, marks), written))
         text = text.replace(old, new)
     DOCUMENT.write_text(text, encoding="utf-8")
+    what = f"the lines of {', '.join(chosen)}" if chosen else "both tables"
+    print(f"{DOCUMENT.relative_to(ROOT)}: wrote {what}")
 
 
 if __name__ == "__main__":
     show_help(__doc__)
-    main(sys.argv[1:])
+    in_a_sentence(lambda: main(sys.argv[1:]))

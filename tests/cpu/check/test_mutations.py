@@ -76,7 +76,7 @@ def explained(name: str) -> tuple[Seen, ...]:
         *unexplained,
     ])  # fmt: skip
     others = [f"{subject.name} {mutation}" for subject, mutation, noticed in every if str(noticed) != FOUND]
-    reasons = REASONS if name == CORPUS else TYPES[name].unreported
+    reasons = REASONS if name == CORPUS else figures.unreported(TYPES[name])
     assert not [pattern for pattern in reasons if not any(re.search(pattern, text) for text in others)]
     return every
 
