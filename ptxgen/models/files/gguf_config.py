@@ -17,12 +17,12 @@ from ptxgen.models.files.gguf_keys import (
     DEFAULTS,
     KEYS,
     PATTERN,
-    REQUIRED,
     SCALING,
     TABLE,
     Arch,
     Said,
     equals,
+    lacking,
     scaling_factor,
     scaling_type,
 )
@@ -32,11 +32,9 @@ from ptxgen.models.files.modelfile import plain
 def config_of(file: GgufFile, name: str, arch: Arch, said: Said) -> dict[str, Any]:
     """The configuration of a model of the architecture `name`, of which the file has `said`. Raises `FileError`, also
     for metadata and tensors without which there is none, and for what is not covered."""
-    lacking = [f"{name}.{key}" for key in (*REQUIRED, *arch.required) if key not in said]
-    if TABLE not in file.tensors:
-        lacking.append(TABLE)
-    if lacking:
-        raise FileError(f"{file.path}: lacks {', '.join(lacking)}, which a {name} model needs")
+    needed = [*lacking(said, name, arch), *([] if TABLE in file.tensors else [TABLE])]
+    if needed:
+        raise FileError(f"{file.path}: lacks {', '.join(needed)}, which a {name} model needs")
     for key, harmless in CHANGES.items():
         if key in said and key not in arch.keys.values() and not harmless(said[key], arch, said):
             raise FileError(f"{file.path}: {name}.{key}: is not covered in a {name} model (got {brief(said[key])})")

@@ -4,9 +4,10 @@ has no effect. Reads no file.
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ _SCALING_KEYS = {
     "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
 }  # fmt: skip
 _LONGEST_KEY = 64  # that a warning shows whole
+_MOST_COMPARED = 64  # unknown keys among which one is looked for that is near
 _KNOWN = frozenset(
     (
         *KEYS.values(), *CHANGES, *_WITHOUT_EFFECT, *(f"{SCALING}{key}" for key in _SCALING_KEYS.values()),
@@ -172,10 +174,22 @@ _KNOWN = frozenset(
 def warn_of_unknown(said: Said, at: str, arch: Arch) -> None:
     """A `ConfigWarning` for each key of the architecture that no table has."""
     known = _KNOWN.union(arch.keys.values())
-    for count, key in enumerate(key for key in said if key not in known):
+    for count, key in enumerate(_unknown(said, arch)):
         near = nearest(key, known, ALIKE) if count < MOST_NEAREST else ""
         name = key if len(key) <= _LONGEST_KEY and key.isprintable() else brief(key)
         warnings.warn(f"{at}{name}: is not known (got {brief(said[key])}{near})", ConfigWarning, stacklevel=2)
+
+
+def lacking(said: Said, name: str, arch: Arch) -> list[str]:
+    """The required keys that a file of the architecture `name` lacks, each with an unknown one of it that is near."""
+    unknown = [key for key in itertools.islice(_unknown(said, arch), _MOST_COMPARED) if key.isprintable()]
+    absent = [key for key in (*REQUIRED, *arch.required) if key not in said]
+    found = {key: nearest(key, unknown, ALIKE).removeprefix("; nearest: ") for key in absent}
+    return [f"{name}.{key}" + (f" (it has {name}.{near})" if near else "") for key, near in found.items()]
+
+
+def _unknown(said: Said, arch: Arch) -> Iterator[str]:
+    return (key for key in said if key not in _KNOWN and key not in arch.keys.values())
 
 
 def in_words_of_the_file(text: str, path: Path, name: str, arch: Arch, said: Said) -> str:

@@ -67,7 +67,8 @@ def test_a_key_that_llama_cpp_requires_is_missed_under_its_own_name(family: str,
     length = struct.pack("<Q", len(right))
     rewritten(path, lambda data: data.replace(length + right, length + wrong))
     warned = pytest.warns(ConfigWarning, match=rf"m.gguf: {wrong.decode()}: is not known \(got .*; nearest: {key}\)")
-    with warned, pytest.raises(FileError, match=rf"m.gguf: lacks {right.decode()}, which a {arch} model needs"):
+    lacks = rf"m.gguf: lacks {right.decode()} \(it has {wrong.decode()}\), which a {arch} model needs"
+    with warned, pytest.raises(FileError, match=lacks):
         open_model(path, max_len=8)
 
 
