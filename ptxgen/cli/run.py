@@ -77,7 +77,8 @@ def _run(
     except ExecutionError as found:
         if as_json:
             emit_json({
-                "kernel": spec.kernel_name, "spec": repr(spec), "device": opened.name, "ok": False,
+                "kernel": spec.kernel_name, "spec": repr(spec), "target": target or opened.target.name,
+                "device": opened.name, "ok": False,
                 "findings": [finding.fields() for finding in found.findings],
             })  # fmt: skip
         raise

@@ -140,8 +140,8 @@ class Batch:
             self._step.graph.launch(stream)
         self._read()
         self._wait()
-        for slot in self._next:
-            if self._tokens_out[slot] == NAN_TOKEN:
+        for slot in map(int, np.flatnonzero(self._tokens_out == NAN_TOKEN)):
+            if slot in self._next:
                 self.model.steps.refuse_nan(self._logits[slot : slot + 1], f"of slot {slot}, which may leave,")
 
     def logits(self) -> np.ndarray:

@@ -121,7 +121,7 @@ class Sequenced:
         """Forget the positions from `position` on; never lengthens the sequence."""
         place = within("Model.rollback: position", position, 0, self.shape.max_len)
         self._rewind(place)
-        self._changes += 1
+        self._changes += place < self._length
         self._length = min(self._length, place)
 
     def _rewind(self, position: int) -> None:
@@ -147,13 +147,15 @@ class Sequenced:
             raise SpecError(f"Model.restore: must have tokens from 0 to {vocab - 1} (got {wrong[0]})")
         if (theirs := getattr(snapshot, "model", "")) and theirs != (ours := self.steps.identity):
             raise SpecError(f"Model.restore: must be a snapshot of this model, {ours} (got one of {theirs})")
-        cache = self.cache
-        self._changes += 1
+        cache, length, changes = self.cache, self._length, self._changes
         try:
             cache.restore(snapshot)
         except BaseException:
             self._end_at(cache.length(0))
+            if self._length == length:
+                self._changes = changes  # it is what it was
             raise
+        self._changes += 1
         self._length = cache.length(0)
         self._ids[: self._length] = NO_TOKEN if tokens is None else tokens
         self._remembers = False
@@ -193,8 +195,8 @@ class Sequenced:
         that is drawn. Raises `CapacityError` where all `shape.max_len` positions are taken, `SpecError` for a token or
         a position that there is not, `LogitsError` where logits are NaN."""
         if self.deterministic and sampling is None:
-            self.forward(token, position)
-            return self._likeliest()
+            logits = self.forward(token, position)
+            return self._likeliest(logits, self._length - 1)
         known, place = self._known, self._length
         if known is None or token != known[0] or position not in (None, place) or place != known[1]:
             token, place = self._check(token, position)
@@ -241,11 +243,13 @@ class Sequenced:
         else:
             step.graph.launch(self.stream)
 
-    def _likeliest(self) -> int:
-        """The likeliest token by the last step's logits, chosen on the host."""
-        token = int(np.argmax(self.steps.logits.numpy()[0]))
-        if token == NAN_TOKEN:
-            self.steps.refuse_nan(self.steps.logits[:1], f"at position {self._length - 1}")
+    def _likeliest(self, logits: np.ndarray, place: int) -> int:
+        """The likeliest token by a step's logits, chosen on the host; if it is a NaN the sequence ends at `place`."""
+        token = int(np.argmax(logits))
+        if np.isnan(logits[token]):
+            last = self._length - 1
+            self._end_at(place)
+            self.steps.refuse_nan(self.steps.logits[:1], f"at position {last}")
         return token
 
     def _take_token(self) -> int:
@@ -270,7 +274,7 @@ class Sequenced:
         try:
             self._prefill(tokens, place, sampling)
             if self.deterministic and sampling is None:
-                return self._likeliest()
+                return self._likeliest(self.steps.logits.numpy()[0], place)
             token = self._take_token()
         except BaseException:
             self._end_at(self._length if self.steps.rings else place)

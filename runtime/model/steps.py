@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.stream import Stream
 
-NAN_TOKEN = 0  # what a step chooses where all logits are NaN
-SAMPLE = 4096  # bytes of a tensor that tell its model from others
+NAN_TOKEN = 0  # what a step chooses where all logits are NaN: the first that is
+SAMPLED, SAMPLE = 16, 1024  # tensors whose rows tell a model from others, and bytes of each row
 
 
 class Steps:
@@ -86,18 +86,22 @@ class Steps:
 
     @cached_property
     def identity(self) -> str:
-        """What tells this model from others: a digest of its spec, and of the first bytes of some of its tensors."""
-        digest = hashlib.sha256(repr(self.spec).encode())
-        tensors = self.source.tensors
-        for name in sorted(tensors)[:: max(1, len(tensors) // 16)]:
+        """What tells this model from others: a digest of its sizes, and of rows of some of its tensors, whatever the
+        cache's length is."""
+        shape, spec, tensors = self.spec.shape, self.spec, self.source.tensors
+        sizes = (shape.family, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.vocab, spec.dim)
+        digest = hashlib.sha256(repr((*sizes, spec.hidden)).encode())
+        names = sorted(tensors, key=lambda name: hashlib.sha256(name.encode()).digest())  # no stride meets the layers'
+        for name in names[:SAMPLED]:
             for part, array in sorted(self.source.read(name).items()):
-                bits = np.ascontiguousarray(array[:1]).view(np.uint8).reshape(-1)[:SAMPLE]
-                digest.update(f"{name}.{part} {array.dtype} {array.shape}".encode() + bits.tobytes())
+                digest.update(f"{name}.{part} {array.dtype} {array.shape}".encode())
+                for row in sorted({0, len(array) // 3, 2 * len(array) // 3, len(array) - 1}):
+                    digest.update(np.ascontiguousarray(array[row]).tobytes()[:SAMPLE])
         return digest.hexdigest()[:16]
 
     def refuse_nan(self, logits: Buffer, where: str) -> None:
         """`LogitsError` for rows of logits of which one is NaN. Asked where a step has chosen `NAN_TOKEN`, which rows
-        that are numbers seldom have: no other step reads its logits."""
+        that are numbers seldom have: other steps do not bring their logits to the host."""
         if not np.isnan(logits.numpy()).any():
             return
         how = "weights may hold NaN or infinities"

@@ -61,7 +61,8 @@ class Allocation:
     def mark_launch(self, offset: int, nbytes: int, number: int) -> None:
         """Launch `number` has written these bytes."""
         if self.shadow is not None and self._fields is not None:
-            self.shadow[offset : offset + nbytes] = number
+            part = self.shadow[offset : offset + nbytes]
+            part[part != 0] = number  # what nothing has written stays so
             self._fields[SHADOW["launch"]] = number
 
     def forget_launches(self) -> None:

@@ -213,7 +213,11 @@ def test_a_snapshot_is_of_one_model(device: Device, tmp_path: Path) -> None:
     assert other.length == 0
     other.restore(dataclasses.replace(held, model=""))  # a cache's, and files of earlier versions
     assert other.length == len(PROMPT)
-    model_of(device, kv_dtype="f16").restore(held)
+    for max_len in (16, 256):
+        longer = dataclasses.replace(spec, shape=dataclasses.replace(spec.shape, max_len=max_len))
+        same = Model(ArrayFile(longer, random_weights(spec)), device, "f16", chunk=8)
+        same.restore(held)
+        assert same.length == len(PROMPT)
     assert held.tokens is not None
     with pytest.raises(SpecError, match=r"Model.restore: must have tokens from 0 to 130 \(got 131\)"):
         model.restore(dataclasses.replace(held, tokens=np.full_like(held.tokens, 131)))
@@ -227,7 +231,10 @@ def test_tokens_notice_that_the_sequence_was_changed(device: Device, change: str
     model = model_of(device)
     first = model.tokens(PROMPT, 4)
     next(first)
-    model.profile(1, position=2, repeats=1)  # leaves it as it is
+    model.profile(1, position=2, repeats=1)  # leaves it as it is, as these do
+    model.rollback(model.length)
+    with pytest.raises(SpecError):
+        model.restore("no snapshot")
     next(first)
     if change == "reset":
         model.reset()
@@ -253,6 +260,7 @@ def test_logits_that_are_nan_are_refused(device: Device) -> None:
         assert model.length == 0
         with pytest.raises(LogitsError, match="logits at position 0 are NaN"):
             model.forward_to_token(1)
+        assert model.length == 0
     with pytest.raises(LogitsError, match="position 11"):
         list(Model(file, device, "f16", chunk=8).tokens(PROMPT, 3, sampling=Sampling(temperature=0.8)))
 
