@@ -310,10 +310,11 @@ def _check_members(cls: type[KernelType]) -> None:
         "goldens": (Mapping, "a tuple of dicts, such as (dict(dim=64),)"),
         "trials": (Mapping, "a tuple of dicts, such as ({}, dict(rows=3))"),
         "golden_targets": (str, 'a tuple of targets, such as ("sm_90",)'),
+        "early": (str, 'a tuple of inputs, such as ("weight",)'),
     }
     for name, (kind, must) in rule.items():
         value = getattr(cls, name)
-        if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
+        if not isinstance(value, (tuple, list)) or not all(isinstance(each, kind) for each in value):
             raise SpecError(f"{cls.__name__}.{name}: must be {must} (got {brief(value)})")
     for name in ("sizes", "unreported"):
         value = getattr(cls, name)

@@ -24,6 +24,6 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":  # of `from ptxgen.kernels import *`
         return class_names()
     module = snake_case(name)
-    if name[:1].isupper() and module in own_modules():
+    if name[:1].isupper() and module in own_modules() and class_name(module) == name:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"ptxgen.kernels has no kernel type {name!r}; there are {', '.join(class_names())}")

@@ -206,5 +206,10 @@ def in_words_of_the_file(text: str, path: Path, name: str, arch: Arch, said: Sai
             return f"{name}.{SCALING}{_SCALING_KEYS[found[2]]}"
         return words[found[2]] if found[2] in words else found[0]
 
-    lines = (line.removeprefix(f"{path}: ") for line in text.splitlines())
-    return "\n".join(f"{path}: {re.sub(r'(rope_scaling: )?([a-z_]+)', word, line)}" for line in lines)
+    lines = []
+    for line in text.splitlines():
+        said_of, got, value = line.removeprefix(f"{path}: ").rpartition(" (got ")
+        if not got:
+            said_of, value = value, ""
+        lines.append(f"{path}: {re.sub(r'(rope_scaling: )?([a-z_]+)', word, said_of)}{got}{value}")
+    return "\n".join(lines)
