@@ -30,6 +30,9 @@ DEPTH = 16  # positions before the first token that counts
 
 def measure(model: Model, tokens: int) -> dict[str, float]:
     """Microseconds of a token, by part; every part from the same depth on."""
+    for layer in range(model.shape.n_layers):  # positions that were never written are numbers, too
+        for buffer in model.cache.buffers(layer).values():
+            buffer.zero()
     found = {
         "call": _median(model, tokens, _call(model)),
         "driver": _median(model, tokens, _driver(model)),
@@ -108,9 +111,6 @@ def measure_all(run: Run, given: argparse.Namespace) -> None:
     from ptxgen.runtime import Model
 
     model = Model.load(given.model, "cuda")
-    for layer in range(model.shape.n_layers):  # positions that were never written are numbers, too
-        for buffer in model.cache.buffers(layer).values():
-            buffer.zero()
     measure(model, 50)  # clocks and caches settle
     found = measure(model, given.tokens)
     case = {"model": Path(given.model).stem, "launches": len(model.steps.decode.launches)}

@@ -248,8 +248,11 @@ def test_a_part_is_merged_by_its_cta_or_by_the_last_to_start(shared: str) -> Non
 
 
 @pytest.mark.parametrize("mergers", [1, 4])
-def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed(mergers: int) -> None:
+def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed(
+    mergers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two launches of a chain have one workspace."""
+    monkeypatch.setattr(IncrementalAttention, "early", (*IncrementalAttention.early, "q"))  # which is read before it
     sound = subject("clusters of 2", mergers, programmatic=True)
     lines = sound.ptx.text.split("\n")
     wait = next(line for line in lines if "griddepcontrol.wait" in line)

@@ -7,6 +7,7 @@ import pytest
 from ptxgen.errors import CudaError
 from ptxgen.runtime import Model
 from ptxgen.runtime.cuda.driver import DriverError
+from ptxgen.runtime.model import sequenced
 from tests.support.fake_cuda import Binding, fake_device
 from tests.support.models.array_file import ArrayFile
 from tests.support.models.families import random_weights, small_spec
@@ -22,8 +23,9 @@ def model() -> Model:
 
 
 @pytest.fixture
-def binding(model: Model) -> Binding:
-    """The driver, after a first token."""
+def binding(model: Model, monkeypatch: pytest.MonkeyPatch) -> Binding:
+    """The driver, after a first token; tokens 0 are as any other, whose logits are not looked at."""
+    monkeypatch.setattr(sequenced, "NAN_TOKEN", -1)
     model.reset()
     model.forward_to_token(0)
     found: Binding = model.device.driver.api

@@ -84,7 +84,7 @@ def test_what_the_author_says_wins_over_the_docstring() -> None:
 def test_what_the_author_says_heads_a_short_fragment_too() -> None:
     b = Builder(Demo(), target("sm_90"))
     with b.fragment("one", "the only one") as one:
-        b.op("mov.u32", "one", 1)
+        b.op("mov.u32", "number", 1)
     with b.fragment("none", "nothing at all") as none:
         pass
     assert one.heading() == "    // one: the only one"
