@@ -104,14 +104,19 @@ def brief(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} … {text[-15:]}"
 
 
-def nearest(name: object, known: Iterable[str], alike: float = 0.6) -> str:
-    """`; nearest: X` for the end of an error about a name that is not known, nothing where none of `known` is near:
-    by as much as `alike` of 1."""
+def near(name: object, known: Iterable[str], alike: float = 0.6) -> str:
+    """The one of `known` that is nearest to a name, "" where none is near: by as much as `alike` of 1."""
     import difflib
 
     text = str(name)
     close = difflib.get_close_matches(text, list(known), 1, alike) if len(text) <= _LONGEST else []
-    return f"; nearest: {close[0]}" if close else ""
+    return close[0] if close else ""
+
+
+def nearest(name: object, known: Iterable[str], alike: float = 0.6) -> str:
+    """`; nearest: X` for the end of an error about a name that is not known, nothing where none of `known` is near."""
+    found = near(name, known, alike)
+    return f"; nearest: {found}" if found else ""
 
 
 __all__ = [

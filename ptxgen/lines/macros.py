@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.errors import TemplateError
+from ptxgen.errors import TemplateError, near
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -76,10 +76,8 @@ class Macros:
 
     def nearest(self, name: str) -> str:
         """The macro whose name resembles this one, in words; where none does, all of them."""
-        import difflib
-
-        close = difflib.get_close_matches(name, self._spans, 1)
-        return f"nearest macro: {close[0]}" if close else f"{self.__name__} has {', '.join(sorted(self._spans))}"
+        close = near(name, self._spans)
+        return f"nearest macro: {close}" if close else f"{self.__name__} has {', '.join(sorted(self._spans))}"
 
     def at(self, line: int) -> str:
         """The macro that this line of the file, counted from 1, belongs to; empty between macros."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import traceback
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from jinja2 import TemplateNotFound
 
+from ptxgen.errors import near, nearest
 from ptxgen.lines.macros import Macros
 
 
@@ -43,8 +43,7 @@ def missing(wrong: TemplateNotFound, places: str, known: Iterable[str]) -> str:
     """The same of a template that does not exist; `places`: where it was looked for besides."""
     frames = _frames(wrong)
     where = f"{_shown(frames)}: " if frames else ""
-    close = difflib.get_close_matches(str(wrong.name), known, 1) if frames else ()
-    return f"{where}template {wrong.name} does not exist{places}{f'; nearest: {close[0]}' if close else ''}"
+    return f"{where}template {wrong.name} does not exist{places}{nearest(wrong.name, known) if frames else ''}"
 
 
 def _frames(wrong: BaseException) -> list[_Frame]:
@@ -101,13 +100,13 @@ def _nearest(name: str, frames: list[_Frame], context: Mapping[str, object], mac
     own = next((frame for frame in reversed(frames) if frame.name != macros.__name__), None)
     if own is not None and own.calls(name):
         there = re.findall(r"\w+", " ".join(re.findall(r"{%-? *(?:from .* import|macro) ([^%(]*)", own.source)))
-        close = difflib.get_close_matches(name, {*macros, *there}, 1)
+        close = near(name, {*macros, *there})
         if not close:
             return macros.nearest(name)
-        return f"nearest macro: {close[0]}" + ("" if close[0] in there else f"; import it: {_import(close[0], macros)}")
-    close = difflib.get_close_matches(name, context, 1)
+        return f"nearest macro: {close}" + ("" if close in there else f"; import it: {_import(close, macros)}")
+    close = near(name, context)
     absent = f"build() makes no fragment or register of this name, exposes none, and has no b.without({name!r})"
-    return f"nearest: {close[0]}" if close else absent
+    return f"nearest: {close}" if close else absent
 
 
 def _of_another_kind(

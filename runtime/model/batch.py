@@ -142,7 +142,7 @@ class Batch:
         self._wait()
         for slot in map(int, np.flatnonzero(self._tokens_out == NAN_TOKEN)):
             if slot in self._next:
-                self.model.steps.refuse_nan(self._logits[slot : slot + 1], f"of slot {slot}, which may leave,")
+                self.model.steps.refuse_nan(self._logits[slot : slot + 1].numpy(), f"of slot {slot}, which may leave,")
 
     def logits(self) -> np.ndarray:
         """The logits of the last step, float32 `[slots, vocab]`, on the host; rows of free slots mean nothing, and a

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.dtypes import s32
-from ptxgen.errors import CapacityError, SpecError, brief
+from ptxgen.errors import CapacityError, LogitsError, SpecError, brief
 from ptxgen.integers import as_index
 from ptxgen.models import ModelShape
 from ptxgen.models.memory_plan import positions_at_once
@@ -196,7 +196,11 @@ class Sequenced:
         a position that there is not, `LogitsError` where logits are NaN."""
         if self.deterministic and sampling is None:
             logits = self.forward(token, position)
-            return self._likeliest(logits, self._length - 1)
+            try:
+                return self._likeliest(logits)
+            except LogitsError:
+                self._end_at(self._length - 1)
+                raise
         known, place = self._known, self._length
         if known is None or token != known[0] or position not in (None, place) or place != known[1]:
             token, place = self._check(token, position)
@@ -243,13 +247,10 @@ class Sequenced:
         else:
             step.graph.launch(self.stream)
 
-    def _likeliest(self, logits: np.ndarray, place: int) -> int:
-        """The likeliest token by a step's logits, chosen on the host; if it is a NaN the sequence ends at `place`."""
+    def _likeliest(self, logits: np.ndarray) -> int:
+        """The likeliest token by a step's logits, chosen on the host."""
         token = int(np.argmax(logits))
-        if np.isnan(logits[token]):
-            last = self._length - 1
-            self._end_at(place)
-            self.steps.refuse_nan(self.steps.logits[:1], f"at position {last}")
+        self.steps.refuse_nan(logits[token], f"at position {self._length - 1}")
         return token
 
     def _take_token(self) -> int:
@@ -258,7 +259,7 @@ class Sequenced:
         self._wait()
         token = int(self._token_out[0])
         if token == NAN_TOKEN:
-            self.steps.refuse_nan(self.steps.logits[:1], f"at position {self._length - 1}")
+            self.steps.refuse_nan(self.steps.logits.numpy(), f"at position {self._length - 1}")
         self._known = (token, self._length)
         return token
 
@@ -274,7 +275,7 @@ class Sequenced:
         try:
             self._prefill(tokens, place, sampling)
             if self.deterministic and sampling is None:
-                return self._likeliest(self.steps.logits.numpy()[0], place)
+                return self._likeliest(self.steps.logits.numpy()[0])
             token = self._take_token()
         except BaseException:
             self._end_at(self._length if self.steps.rings else place)

@@ -99,10 +99,10 @@ class Steps:
                     digest.update(np.ascontiguousarray(array[row]).tobytes()[:SAMPLE])
         return digest.hexdigest()[:16]
 
-    def refuse_nan(self, logits: Buffer, where: str) -> None:
-        """`LogitsError` for rows of logits of which one is NaN. Asked where a step has chosen `NAN_TOKEN`, which rows
-        that are numbers seldom have: other steps do not bring their logits to the host."""
-        if not np.isnan(logits.numpy()).any():
+    def refuse_nan(self, logits: np.ndarray, where: str) -> None:
+        """`LogitsError` for logits of which one is NaN. Rows are asked for where a step has chosen `NAN_TOKEN`, which
+        those that are numbers seldom have: other steps do not bring their logits to the host."""
+        if not np.isnan(logits).any():
             return
         how = "weights may hold NaN or infinities"
         if self.kv_dtype.name not in ("f32", "bf16"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxgen.errors import ConfigWarning, brief, nearest
+from ptxgen.errors import ConfigWarning, brief, near, nearest
 from ptxgen.models.config.fields import ALIKE
 from ptxgen.models.config.warned import MOST_NEAREST
 
@@ -175,17 +175,17 @@ def warn_of_unknown(said: Said, at: str, arch: Arch) -> None:
     """A `ConfigWarning` for each key of the architecture that no table has."""
     known = _KNOWN.union(arch.keys.values())
     for count, key in enumerate(_unknown(said, arch)):
-        near = nearest(key, known, ALIKE) if count < MOST_NEAREST else ""
+        hint = nearest(key, known, ALIKE) if count < MOST_NEAREST else ""
         name = key if len(key) <= _LONGEST_KEY and key.isprintable() else brief(key)
-        warnings.warn(f"{at}{name}: is not known (got {brief(said[key])}{near})", ConfigWarning, stacklevel=2)
+        warnings.warn(f"{at}{name}: is not known (got {brief(said[key])}{hint})", ConfigWarning, stacklevel=2)
 
 
 def lacking(said: Said, name: str, arch: Arch) -> list[str]:
     """The required keys that a file of the architecture `name` lacks, each with an unknown one of it that is near."""
     unknown = [key for key in itertools.islice(_unknown(said, arch), _MOST_COMPARED) if key.isprintable()]
     absent = [key for key in (*REQUIRED, *arch.required) if key not in said]
-    found = {key: nearest(key, unknown, ALIKE).removeprefix("; nearest: ") for key in absent}
-    return [f"{name}.{key}" + (f" (it has {name}.{near})" if near else "") for key, near in found.items()]
+    found = {key: near(key, unknown, ALIKE) for key in absent}
+    return [f"{name}.{key}" + (f" (it has {name}.{other})" if other else "") for key, other in found.items()]
 
 
 def _unknown(said: Said, arch: Arch) -> Iterator[str]:
