@@ -127,7 +127,9 @@ class QkvAppend(KernelType):
         if len(runs) == len(own):
             kinds = [product.kind for product in self.products]
             units = [at.units for at in runs]
-            return side_by_side(units, kinds, self.k, since_sm_90=target.includes_any(("sm_90",)))
+            return side_by_side(
+                units, kinds, self.k, since_sm_90=target.includes_any(("sm_90",)), programmatic=self.programmatic
+            )
         groups = [at for at in own if isinstance(at, Geometry)]
         if runs:  # the other has no tensor cores
             return tuple(replace(at, warps=groups[0].warps) if isinstance(at, Runs) else at for at in own)

@@ -8,7 +8,7 @@ from ptxgen.builder import Builder
 from ptxgen.idioms.programmatic import depend, release_and_wait
 from ptxgen.products.epilogue.results import Epilogue
 from ptxgen.products.geometry.groups import Geometry
-from ptxgen.products.geometry.runs import Runs
+from ptxgen.products.geometry.runs import Runs, tiles_before_x
 from ptxgen.products.mainloop import mma
 from ptxgen.products.mainloop.fma import FmaLoop
 from ptxgen.products.mainloop.stream import Stream
@@ -85,5 +85,6 @@ def _build_stream(
         again=stream.more,
         results_repeat=epilogue.turns > 1,
         joins=at.split > 1,
+        before_x=tiles_before_x(at, spec.kind, spec.k, chained=spec.programmatic and bool(spec.norm)),
         x_first=at.x_first and not spec.programmatic and not spec.norm and stage.passes == 1,
     )

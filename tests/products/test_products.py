@@ -11,7 +11,7 @@ import pytest
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType
-from ptxgen.kernels import Embedding, Gemm, Gemv
+from ptxgen.kernels import Embedding, Gemm, Gemv, QkvAppend
 from ptxgen.products.geometry.groups import choose, choose_for_tensor_cores
 from ptxgen.products.geometry.runs import share_runs, side_by_side
 from ptxgen.runtime import Device
@@ -144,12 +144,12 @@ def test_what_is_not_finite_in_x_is_a_nan_in_every_row(device: Device, name: str
 
 
 def test_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
-    """Two tiles of four loads each, and the norm's weights to the L2; the residual stream at once afterwards."""
+    """One of two tiles, of four loads, and the norm's weights to the L2; the residual stream at once afterwards."""
     text = generate(Gemv(64, 8192, "q4_k", norm="rms", residual=True, programmatic=True), "sm_90").text
     before, after = text.split("    griddepcontrol.wait")
     released, before = before.split("mov.u32 %thread")
     assert "griddepcontrol.launch_dependents" in released
-    assert before.count("ld.global.L1::no_allocate.v4") == 8
+    assert before.count("ld.global.L1::no_allocate.v4") == 4
     assert "ld.global.nc" not in before, "an assembler may move these behind the wait"
     assert before.count("prefetch.global.L2 [%norm_line_at") == 1
     assert "%stage_from" not in before
@@ -339,3 +339,16 @@ def test_no_spills_at_a_models_sizes(name: str, where: str) -> None:
         for spec in [each for each in specs if supports(each, where)]:
             ptx = generate(spec, where)
             assert assemble(ptx.text, where).resources[ptx.entry].clean, (spec, where)
+
+
+@needs_assembler
+@pytest.mark.parametrize(("k", "heads"), [(4096, (32, 8, 128)), (8192, (64, 8, 128)), (3584, (28, 4, 128))])
+def test_no_spills_of_two_formats_in_one_launch(k: int, heads: tuple[int, int, int]) -> None:
+    """As layers of Q4_K_M have them; of many words only a tile is on its way."""
+    n_heads, n_kv_heads, head_dim = heads
+    spec = QkvAppend(
+        max_len=4608, head_dim=head_dim, n_heads=n_heads, n_kv_heads=n_kv_heads, k=k, weights="q4_k",
+        v_weights="q6_k", norm="rms", kv_dtype="f16", programmatic=True,
+    )  # fmt: skip
+    ptx = generate(spec, "sm_90a")
+    assert assemble(ptx.text, "sm_90a").resources[ptx.entry].clean

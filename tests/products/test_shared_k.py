@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,58 @@ def test_x_comes_first_where_a_row_says_so_and_nothing_is_waited_for(fields: dic
     with using(fixed(ProductChoice(4, 2, 8, 1, 1))):
         long = generate(Gemv(40, 8960, "q8_0"), SM_90).text  # more columns than four warps ask for at once
     assert long.index("// request_0") < long.index("// stage: load the columns")
+
+
+def tiles_around_x(text: str) -> tuple[int, int]:
+    """First tiles that are asked for before x, and behind it."""
+    before, _, behind = text.partition("// stage: load the columns")
+    return tuple(len(re.findall(r"// request_\d:", part)) for part in (before, behind))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "weights", "stages"), [(16, 2560, "q4_k", 2), (16, 2304, "e4m3_channel", 2), (16, 3072, "bf16", 3)]
+)
+def test_the_last_of_the_first_tiles_comes_behind_x_that_is_normed(n: int, k: int, weights: str, stages: int) -> None:
+    for fields, behind in (
+        ({"norm": "rms", "programmatic": True}, 1),
+        ({"norm": "rms"}, 0),
+        ({"programmatic": True}, 0),
+    ):
+        text = generate(Gemv(n, k, weights, **fields), SM_90).text
+        assert tiles_around_x(text) == (stages - behind, behind), fields
+
+
+def test_few_narrow_tiles_are_all_asked_for_before_x() -> None:
+    spec = Gemv(64, 1536, "bf16", norm="rms", programmatic=True)
+    with using(fixed(ProductChoice(8, 3, 1))):
+        assert tiles_around_x(generate(spec, SM_90).text) == (3, 0)
+
+
+@pytest.mark.parametrize(("n", "k", "weights"), [(40, 2560, "q4_k"), (24, 2304, "e4m3_channel"), (24, 3072, "bf16")])
+def test_products_that_norm_x_are_the_same_in_every_mode(n: int, k: int, weights: str) -> None:
+    results = set()
+    for programmatic in (True, False):
+        spec = Gemv(n, k, weights, norm="rms", residual=True, programmatic=programmatic)
+        for mode, seed in (("fast", 0), ("check", 0), ("random", 1), ("random", 2)):
+            done = trial(spec, open_device("cpu", mode=mode, seed=seed), target="sm_90", seed=5).require()
+            results.add(np.asarray(done.outputs["out"]).tobytes())
+    assert len(results) == 1
+
+
+def test_short_runs_of_many_words_have_one_tile_on_its_way() -> None:
+    """Where launches overlap; a table's choice stands."""
+    for weights, wanted in (("q6_k", 1), ("q5_k", 1), ("q4_k", 2)):
+        at = Gemv(14336, 4096, weights, norm="rms", programmatic=True).geometry(SM_90)
+        assert isinstance(at, Runs)
+        assert (at.warps, at.stages) == (16, wanted)
+        with using(fixed(ProductChoice(16, 2, 132))):
+            chosen = Gemv(14336, 4096, weights, norm="rms", programmatic=True).geometry(SM_90)
+        assert isinstance(chosen, Runs)
+        assert chosen.stages == 2
+    for spec in (Gemv(128256, 4096, "q6_k", programmatic=True), Gemv(14336, 4096, "q6_k")):
+        at = spec.geometry(SM_90)
+        assert isinstance(at, Runs)
+        assert at.stages == 2
 
 
 @needs_assembler

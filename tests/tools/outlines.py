@@ -82,6 +82,7 @@ def of_products() -> Iterator[Outline]:
         Outline(
             "product_shared_k", "sm_90", Gemv(40, 2304, "q4_k", residual=True), product=ProductChoice(4, 2, 6, 2, 1)
         ),
+        Outline("product_chained", "sm_90", Gemv(16, 2560, "q4_k", norm="rms", programmatic=True)),
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("packed_split", "sm_90a", PackedGemm(n=256, k=2048, tokens=256, **fast, split=2, programmatic=True)),
         Outline(

@@ -83,6 +83,14 @@ class Runs:
         return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
 
 
+def tiles_before_x(at: Runs, kind: WeightFormat, k: int, *, chained: bool) -> int:
+    """How many of a warp's first tiles are asked for before x. `chained`: the launch overlaps the kernel ahead and
+    norms x, which all CTAs ask for at the same moment. It comes sooner if fewer bytes are on their way, so the last of
+    the tiles is asked for when x is there."""
+    short = kind.tile_k < NARROW and k < LONG
+    return at.stages - 1 if chained and at.stages > 1 and not short else at.stages
+
+
 MOST_UNITS = 64  # units of a CTA
 
 
@@ -101,6 +109,10 @@ RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # one for each of an A100
 WIDE = 256
 WIDE_STAGES = 2
 WIDE_WARPS = ((37, 16), (17, 12), (0, 8))
+NARROW, LONG = 128, 2048  # columns of a tile and of a row: below both, all first tiles are asked for before x
+# A launch that overlaps others has one tile of many words on its way where warps are many, so that threads have few
+# registers, and runs are short: a warp waits for all that it asked for, and begins sooner.
+MANY_WORDS, MANY_WARPS, SHORT_RUN = 25, 13, 9
 
 
 def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | None) -> Shape:
@@ -114,9 +126,15 @@ def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | N
     return Shape(next(warps for least, warps in WIDE_WARPS if tiles >= least), WIDE_STAGES, RUN.ctas)
 
 
+def _begins_sooner_by_one(kind: WeightFormat, warps: int, tiles: int) -> bool:
+    """Whether a warp has one tile on its way, though it could have more; `tiles`: of the CTA."""
+    words = sum(piece.words for piece in kind.pieces)
+    return words >= MANY_WORDS and warps >= MANY_WARPS and tiles < SHORT_RUN * warps
+
+
 def share_runs(
-    units: int, parts: int, kind: WeightFormat, k: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0,
-    choice: ProductChoice | None = None,
+    units: int, parts: int, kind: WeightFormat, k: int, *, since_sm_90: bool, programmatic: bool = False,
+    most_ctas: int = 0, warps: int = 0, choice: ProductChoice | None = None,
 ) -> Runs:  # fmt: skip
     """The geometry of a product with one token on tensor cores: at most the warps and stages that have a tile.
 
@@ -132,6 +150,8 @@ def share_runs(
         shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
         own_warps = warps or min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // own_warps))
+        if programmatic and choice is None and _begins_sooner_by_one(kind, own_warps, most_tiles):
+            stages = 1
         spare = tiles * split - kind.tiles(k)
         x_first = choice is not None and choice.x_first > 0
         runs = Runs(units, parts, tiles, own_warps, stages, ctas, split=split, spare=spare, x_first=x_first)
@@ -141,9 +161,11 @@ def share_runs(
         split //= 2
 
 
-def side_by_side(units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool) -> tuple[Runs, ...]:
+def side_by_side(
+    units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool, programmatic: bool = False
+) -> tuple[Runs, ...]:
     """Products of one launch: CTAs of the same shape, in proportion to the bytes that each reads."""
-    share = functools.partial(share_runs, parts=1, k=k, since_sm_90=since_sm_90)
+    share = functools.partial(share_runs, parts=1, k=k, since_sm_90=since_sm_90, programmatic=programmatic)
     nbytes = [count * kind.record_bytes(k) for count, kind in zip(units, kinds, strict=True)]
     most = max(share(count, kind=kind).ctas for count, kind in zip(units, kinds, strict=True))
     ctas = [max(1, round(most * each / sum(nbytes))) for each in nbytes]

@@ -124,7 +124,15 @@ class Product(Weighted):
                 choice = replace(choice, split=1)
             elif choice is None and can_share and not self.gated:
                 choice = sharing(records, kind, self.k, programmatic=self.programmatic)
-            return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
+            return share_runs(
+                records,
+                self.parts,
+                kind,
+                self.k,
+                since_sm_90=since_sm_90,
+                programmatic=self.programmatic,
+                choice=choice,
+            )
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
         # sums of two matrices leave registers for half of the tokens
