@@ -117,7 +117,8 @@ def _prefilled(measured: Iterable[prefill_document.Impls]) -> Iterator[Found]:
         more = (f"{name} {value}" for name, value in case.items() if name not in prefill_document.ALONE)
         heads = "/".join(str(case[name]) for name in ("n_heads", "n_kv_heads", "head_dim"))
         words = " ".join((heads, f"{case['tokens']} tokens", *more))
-        yield words, min(impls[peer]["us"] for peer in prefill_document.PEERS if peer in impls) / ours["us"], ours
+        beside = min((impls[peer] for peer in prefill_document.PEERS if peer in impls), key=lambda row: row["us"])
+        yield words, beside["us"] / ours["us"], {**ours, "apart": _apart(beside, ours)}
 
 
 def products() -> Iterator[Line]:
@@ -194,8 +195,12 @@ def _stepped(rows: Iterable[Mapping[str, Any]], ours: str, peers: Sequence[str])
         beside = min((impls[peer] for peer in peers if peer in impls), key=lambda row: row["us"], default=None)
         if ours in impls and beside:
             mine = impls[ours]
-            apart = "" if beside["run"] == mine["run"] else f" ({beside['impl']}: {beside['commit']})"
-            yield where, beside["us"] / mine["us"], {**mine, "apart": apart}
+            yield where, beside["us"] / mine["us"], {**mine, "apart": _apart(beside, mine)}
+
+
+def _apart(beside: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """The commit of a peer's row that is of another run than ours."""
+    return "" if beside["run"] == mine["run"] else f" ({beside['impl']}: {beside['commit']})"
 
 
 def prompts() -> Iterator[Line]:

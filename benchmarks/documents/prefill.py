@@ -30,15 +30,20 @@ ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the cas
 
 def newest(peers: int = 1) -> list[Impls]:
     """Of every case the rows of the last run that has ours and so many `peers`, in the order of the benchmark's: the
-    rows of a case are written together, so those of a run that was interrupted are whole, too."""
+    rows of a case are written together, so those of a run that was interrupted are whole, too. A peer that this run
+    does not have is of the last run before that has it beside ours."""
     found: dict[str, Impls] = {}
+    beside: dict[str, Impls] = {}
     for rows in runs("prefill").values():
         here: dict[str, Impls] = {}
         for row in rows:
             here.setdefault(_key(row["case"]), {})[row["impl"]] = row
-        found |= {
-            key: impls for key, impls in here.items() if "ptxgen" in impls and len(impls.keys() & set(PEERS)) >= peers
-        }
+        for key, impls in here.items():
+            theirs = {name: row for name, row in impls.items() if name in PEERS}
+            if "ptxgen" in impls and len(theirs) >= peers:
+                found[key] = beside.get(key, {}) | impls
+            if "ptxgen" in impls:
+                beside.setdefault(key, {}).update(theirs)
     order = {_key(case): n for n, case in enumerate(itertools.chain.from_iterable(map(cases, GROUPS)))}
     return [found[key] for key in sorted(found, key=lambda key: (order.get(key, len(order)), key))]
 
@@ -56,7 +61,7 @@ def prefill() -> Iterator[str]:
     yield (
         "## Prefill, bf16, causal, TFLOP/s\n\nFor sm_90a on wgmma, for sm_80 on `mma.sync`. Graph nodes over "
         "inputs beyond the L2 cache; medians of rounds, each with the implementations in another order. Each line is "
-        "of the newest run that measured the case beside a peer; peers without a figure were not in that run.\n"
+        "of the newest run that measured the case beside a peer; a peer with a star was in an earlier run alone.\n"
     )
     yield _rates(alone)
     shown = [name for name in NAMES if name != "ptxgen" and any(name in impls for impls in alone)]
@@ -91,10 +96,15 @@ def _rates(measured: Sequence[Impls]) -> str:
         case, ours = impls["ptxgen"]["case"], impls["ptxgen"]
         shape = f"{case['n_heads']}/{case['n_kv_heads']}/{case['head_dim']}"
         what = [", ".join(f"{name} {case[name]}" for name in case if name not in ALONE)] if more else []
-        rates = (f"{impls[name]['tflops']:.0f}" if name in impls else "" for name in names)
+        rates = (_rate(impls[name], ours) if name in impls else "" for name in names)
         lines.append([shape, str(case["tokens"]), *what, *rates, ours["commit"]])
     heads = ["heads q/kv/dim", "tokens", *([""] if more else []), *(NAMES[name] for name in names), "commit"]
     return table(heads, lines)
+
+
+def _rate(row: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """A row's TFLOP/s, with a star where it is not of our run."""
+    return f"{row['tflops']:.0f}" + ("" if row["run"] == ours["run"] else " *")
 
 
 def counters() -> Iterator[str]:

@@ -13,7 +13,7 @@ CHUNK = {**PROMPT, "keys": 32768}
 
 
 def row(case: dict[str, Any], impl: str, us: float, commit: str, **more: Any) -> dict[str, Any]:
-    return {"case": case, "impl": impl, "us": us, "tflops": 1000 / us, "commit": commit, **more}
+    return {"case": case, "impl": impl, "us": us, "tflops": 1000 / us, "commit": commit, "run": commit, **more}
 
 
 RUNS = {
@@ -53,4 +53,8 @@ def test_runs_beside_fewer_peers_can_be_left_out(monkeypatch: pytest.MonkeyPatch
     newer = [row(PROMPT, impl, us, "newer") for impl, us in times[:-1]]
     monkeypatch.setattr(document, "runs", lambda bench: {"whole": whole, "newer": newer})
     assert [impls["ptxgen"]["commit"] for impls in document.newest(peers=3)] == ["whole"]
-    assert [impls["ptxgen"]["commit"] for impls in document.newest()] == ["newer"]
+    (beside,) = document.newest()
+    assert {name: each["commit"] for name, each in beside.items()} == {
+        "ptxgen": "newer", "sdpa-flash": "newer", "sdpa-cudnn": "newer", "flashinfer": "whole",
+    }  # fmt: skip
+    assert "| 32/8/128 | 512 | 100 | 50 | 71 | 83 * | newer |" in "\n".join(document.prefill())

@@ -70,7 +70,9 @@ def test_of_a_cache_of_8_bits_the_faster_of_both_ways_counts_and_e4m3_queries_do
     def of(case: dict[str, Any], **us: float) -> prefill.Impls:
         case = {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "tokens": 512, "dtype": "bf16", **case}
         names = {name.replace("_", "-"): value for name, value in us.items()}
-        return {name: {"case": case, "impl": name, "us": value, "commit": name} for name, value in names.items()}
+        return {
+            name: {"case": case, "impl": name, "us": value, "commit": name, "run": "1"} for name, value in names.items()
+        }
 
     measured = [
         of({"kv_dtype": "e4m3"}, ptxgen=10.0, ptxgen_widened=5.0, sdpa_cudnn=8.0, flashinfer=6.0),
