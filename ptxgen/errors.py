@@ -68,7 +68,7 @@ class LogitsError(PtxgenError, ArithmeticError):
 
 class ConfigWarning(UserWarning):
     """A model's configuration has a key that is not known, or says what kernels do otherwise; or a context was asked
-    for that is longer than the model's own."""
+    for that is longer than the model's own, or matrices that are quantised are quantised again."""
 
 
 class CacheWarning(RuntimeWarning):

@@ -1,4 +1,4 @@
-"""What commands that take `--config` share: its options, and the kernels it asks for."""
+"""What commands that take `--config` or a model file share: their options, and the kernels a config asks for."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ptxgen.cli._given import IntRange, a_format, a_path, a_target, given_by, go
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
     from ptxgen.models.caches import CacheForm
+    from ptxgen.models.files import ModelFile
     from ptxgen.models.plan import Step
     from ptxgen.models.program import Program
 
@@ -42,6 +43,28 @@ def config_options(*, files: bool = False) -> list[click.Option]:
         click.Option(["--batch"], type=IntRange(1, 65535), default=1, metavar="N",
                      help="With --config: sequences whose caches' memory the manifest says."),
     ]  # fmt: skip
+
+
+_LAYERS, _HEAD = "matrices of the layers in another weight format, as q4_k.", "head and embedding in another format."
+
+
+def quantise_options(*, alone: bool = False) -> list[click.Option]:
+    """Weight formats that a model file's matrices are quantised to; `alone`: the command opens nothing else."""
+    options = {"--quantise": _LAYERS, "--quantise-head": _HEAD}
+    return [
+        click.Option([name], metavar="FORMAT", shell_complete=weight_names, callback=a_format,
+                     help=text[0].upper() + text[1:] if alone else f"With --model: {text}")
+        for name, text in options.items()
+    ]  # fmt: skip
+
+
+def opened(path: str, max_len: int | None, quantise: str | None, quantise_head: str | None) -> ModelFile:
+    """A model file, its matrices as the options say."""
+    from ptxgen.models.files import open_model, quantised
+
+    source = open_model(path, max_len)
+    with given_by("quantise", "quantise_head"):
+        return quantised(source, quantise, quantise_head)
 
 
 def targets_option() -> click.Option:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes
-from ptxgen.cli._given import Command, IntRange, a_device, as_options, given, goes_with
-from ptxgen.cli._model import check_kv_dtype
+from ptxgen.cli._given import Command, IntRange, a_device, as_options, given, given_by, goes_with
+from ptxgen.cli._model import check_kv_dtype, quantise_options
 
 if TYPE_CHECKING:
     from ptxgen.runtime.model.weights import Progress
@@ -51,7 +51,7 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 def command(
     model: str, prompt: str, max_tokens: int, device: str | None, max_len: int | None, kv_dtype: str,
     precision: str, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int,
-    persistent: bool,
+    persistent: bool, quantise: str | None, quantise_head: str | None,
 ) -> None:  # fmt: skip
     """Complete PROMPT with a MODEL: a .gguf file, a folder with safetensors, a llama2.c checkpoint.
 
@@ -71,7 +71,8 @@ def command(
     if persistent and drawn:
         others = " or ".join(given("temperature", "penalty"))
         raise click.UsageError(f"--persistent: has no tokens that are drawn or penalised; leave out {others}")
-    completion = Completion(model, prompt, max_tokens, max_len)
+    with given_by("quantise", "quantise_head"):
+        completion = Completion(model, prompt, max_tokens, max_len, quantise=quantise, quantise_head=quantise_head)
     started = time.perf_counter()
     opened = open_device(device)
     with as_options("Model"), _bar() as progress:
@@ -87,6 +88,9 @@ def command(
     click.echo(f"{said}; loaded in {seconds:.2f} s; {completion.figures}", err=True)
     if completion.filled:
         click.echo(f"the context is full: {completion.figures.tokens} of {max_tokens} tokens were written", err=True)
+
+
+command.params += quantise_options(alone=True)
 
 
 @contextmanager

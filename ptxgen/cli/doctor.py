@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names
 from ptxgen.cli._given import Command, IntRange, a_path, a_target, given_by, goes_with
-from ptxgen.cli._model import check_kv_dtype
+from ptxgen.cli._model import check_kv_dtype, opened, quantise_options
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
+
+if TYPE_CHECKING:
+    from ptxgen.models.files import ModelFile
 
 
 @click.command(name="doctor", cls=Command)
@@ -39,6 +43,8 @@ def command(
     rings: int,
     config: str | None,
     target: str | None,
+    quantise: str | None,
+    quantise_head: str | None,
     as_json: bool,
 ) -> int:
     """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent;
@@ -46,11 +52,12 @@ def command(
     if config is not None and model is not None:
         raise click.UsageError("doctor: --model or --config, not both")
     if model is None:
-        goes_with("--model", "kv_dtype", "rings")
+        goes_with("--model", "kv_dtype", "rings", "quantise", "quantise_head")
     if config is not None:
         return _survey(config, target or "sm_90", max_len, as_json)
     if model is not None:
-        _memory(model, max_len, kv_dtype, rings, target or "sm_90a", as_json)
+        check_kv_dtype(kv_dtype)
+        _memory(opened(model, max_len, quantise, quantise_head), kv_dtype, rings, target or "sm_90a", as_json)
         return 0
     goes_with("--model or --config", "max_len", "target")
     lines = examine()
@@ -59,6 +66,9 @@ def command(
     else:
         table(("", "state", "found"), [(line.topic, line.state, line.text) for line in lines])
     return int(any(line.state == "wrong" for line in lines))
+
+
+command.params[-1:-1] = quantise_options()  # before --json
 
 
 def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
@@ -74,14 +84,11 @@ def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
     return int(any(one.verdict == "refused" for one in verdicts))
 
 
-def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, target: str, as_json: bool) -> None:
+def _memory(source: ModelFile, kv_dtype: str, rings: int, target: str, as_json: bool) -> None:
     """What a model file takes on a device."""
     from ptxgen.models.caches import CacheForm
-    from ptxgen.models.files import open_model
     from ptxgen.models.memory_plan import memory_plan
 
-    check_kv_dtype(kv_dtype)
-    source = open_model(model, max_len)
     with given_by("rings"):
         CacheForm(rings=rings).check_rings(source.spec.shape)
     with given_by("target"):

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._given import a_name, a_path, begins_names, given, given_by, not_stdout
+from ptxgen.cli._given import a_name, a_path, begins_names, given, given_by, goes_with, not_stdout
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, asked, check_kv_dtype, config_options, targets_option
+from ptxgen.cli._model import (
+    TARGET_NEEDED,
+    asked,
+    check_kv_dtype,
+    config_options,
+    opened,
+    quantise_options,
+    targets_option,
+)
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
@@ -77,9 +85,13 @@ def _model(
     targets: Sequence[str],
     output: str | None,
     no_cubin: bool,
+    quantise: str | None,
+    quantise_head: str | None,
     **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
+    if model is None:
+        goes_with("--model", "quantise", "quantise_head")
     if click.get_current_context().invoked_subcommand is not None:
         if config is not None or model is not None:
             raise click.UsageError("export: a kernel type, --config or --model: one of them")
@@ -90,7 +102,7 @@ def _model(
         for name, value in (("--config", config), ("--prefix", prefix)):
             if value:
                 raise click.UsageError(f"export: {name} does not go with --model (got {value})")
-        _write_program(model, targets, output, no_cubin, **options)
+        _write_program(model, targets, output, no_cubin, quantise, quantise_head, **options)
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
@@ -103,14 +115,13 @@ def _model(
 
 
 def _write_program(
-    model: str, targets: Sequence[str], output: str | None, no_cubin: bool, *, max_len: int | None,
-    kv_dtype: str | None, rings: int, **of_config: object,
+    model: str, targets: Sequence[str], output: str | None, no_cubin: bool, quantise: str | None,
+    quantise_head: str | None, *, max_len: int | None, kv_dtype: str | None, rings: int, **of_config: object,
 ) -> None:  # fmt: skip
     """A model file as program.json, kernels and weights."""
     from ptxgen.assembler import available_assemblers
     from ptxgen.export.program import LISTING, export_program
     from ptxgen.models.caches import CacheForm
-    from ptxgen.models.files import open_model
 
     if len(targets) != 1 or not output:
         raise click.UsageError("export --model: needs one --target, and -o, a new directory")
@@ -119,7 +130,7 @@ def _write_program(
     if kv_dtype is not None:
         check_kv_dtype(kv_dtype)
     cubin = not no_cubin and bool(available_assemblers())
-    source = open_model(model, max_len)
+    source = opened(model, max_len, quantise, quantise_head)
     with given_by("rings"):
         CacheForm(rings=rings).check_rings(source.spec.shape)
     with given_by("target"):
@@ -153,6 +164,7 @@ command = KernelGroup(
             callback=a_path,
             help="A model file: its decode step as program.json, with weights.",
         ),
+        *quantise_options(),
         click.Option(
             ["--prefix"],
             default="",

@@ -50,20 +50,25 @@ class Model(Sequenced):
         device: object = None,
         kv_dtype: object = "f16",
         max_len: int | None = None,
+        *,
+        quantise: str | None = None,
+        quantise_head: str | None = None,
         **options: Any,
     ) -> Model:
         """The model of a file: GGUF, a folder with safetensors and config.json, a llama2.c checkpoint.
 
         `device` is a `Device` or the name of one (None: CUDA where there is one, else the CPU executor); `max_len`
-        replaces the longest context; `options` are the constructor's. Raises `FileError` before anything is allocated
-        for what is damaged or not covered, and `CapacityError` for what the device's free memory does not hold.
+        replaces the longest context; `quantise` is another weight format for the matrices of the layers, and
+        `quantise_head` for head and embedding, as `ptxgen.models.files.quantised` has them; `options` are the
+        constructor's. Raises `FileError` before anything is allocated for what is damaged or not covered, and
+        `CapacityError` for what the device's free memory does not hold.
         """
-        from ptxgen.models.files import open_model
+        from ptxgen.models.files import open_model, quantised
         from ptxgen.runtime.core.device import Device
         from ptxgen.runtime.opening import open_device
 
         _check_options("Model.load", cls, 3, options)
-        source = open_model(path, max_len)
+        source = quantised(open_model(path, max_len), quantise, quantise_head)
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
 
     # text -------------------------------------------------------------------------------------------------------------

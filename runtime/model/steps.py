@@ -86,14 +86,16 @@ class Steps:
 
     @cached_property
     def identity(self) -> str:
-        """What tells this model from others: a digest of its sizes, and of rows of some of its tensors, whatever the
-        cache's length is."""
+        """What tells this model from others: a digest of its sizes and formats, and of rows of some of its tensors,
+        whatever the cache's length is."""
         shape, spec, tensors = self.spec.shape, self.spec, self.source.tensors
         sizes = (shape.family, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.vocab, spec.dim)
-        digest = hashlib.sha256(repr((*sizes, spec.hidden)).encode())
+        formats = [(name, info.format) for name, info in sorted(tensors.items()) if info.rows > 1]
+        digest = hashlib.sha256(repr((*sizes, spec.hidden, formats)).encode())
+        stored = getattr(self.source, "stored", self.source.read)  # quantising 16 matrices once more would take seconds
         names = sorted(tensors, key=lambda name: hashlib.sha256(name.encode()).digest())  # no stride meets the layers'
         for name in names[:SAMPLED]:
-            for part, array in sorted(self.source.read(name).items()):
+            for part, array in sorted(stored(name).items()):
                 digest.update(f"{name}.{part} {array.dtype} {array.shape}".encode())
                 for row in sorted({0, len(array) // 3, 2 * len(array) // 3, len(array) - 1}):
                     digest.update(np.ascontiguousarray(array[row]).tobytes()[:SAMPLE])

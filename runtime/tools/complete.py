@@ -44,11 +44,15 @@ class Completion:
     """A model file opened to complete `prompt`, with room for `max_tokens` after it.
 
     The context is the model's own, or `max_len`, or else the power of two that has room: kernels and cache are made for
-    it. Raises `FileError` for a file that cannot be had, `SpecError` where there is no room.
+    it. `quantise`, `quantise_head`: as `Model.load` has them. Raises `FileError` for a file that cannot be had,
+    `SpecError` where there is no room.
     """
 
-    def __init__(self, path: str | Path, prompt: str, max_tokens: int, max_len: int | None = None) -> None:
-        from ptxgen.models.files import open_model
+    def __init__(
+        self, path: str | Path, prompt: str, max_tokens: int, max_len: int | None = None, *,
+        quantise: str | None = None, quantise_head: str | None = None,
+    ) -> None:  # fmt: skip
+        from ptxgen.models.files import open_model, quantised
 
         with warnings.catch_warnings():
             if max_len is None:  # it is opened once more, for the context that is needed, and warns then
@@ -66,6 +70,7 @@ class Completion:
         if max_len is None:
             room = max(len(self.tokens) + max_tokens, _LEAST_CONTEXT)
             self.file = open_model(path, min(longest, 1 << (room - 1).bit_length()))
+        self.file = quantised(self.file, quantise, quantise_head)
         self.figures = Figures(len(self.tokens))
         self.written: list[int] = []
 

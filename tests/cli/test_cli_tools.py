@@ -298,6 +298,7 @@ def test_a_shell_completes_kernel_types_and_fields() -> None:
         "ptxgen run rope --style n": "norm neox",
         "ptxgen generate --config c.json --kv-dtype e": "e4m3",
         "ptxgen export kv-cache-scatter --target sm_90": "sm_90 sm_90a",
+        "ptxgen complete m.gguf --quantise q4": "q4_0 q4_1 q4_k",
         "ptxgen verify --target sm_90": "sm_90 sm_90a",
         "ptxgen golden check --target sm_90": "sm_90 sm_90a",
         "ptxgen run rope --target sm_90": "sm_90 sm_90a",
@@ -355,6 +356,9 @@ def test_doctor_says_what_a_model_takes(capsys: pytest.CaptureFixture[str]) -> N
     assert "scratch on sm_90a" in said
     assert invoke(["doctor", "--model", model, "--max-len", "128", "--target", "sm_80", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scratch"] < told["scratch"]  # which has no products on wgmma
+    f16 = model.replace("q8_0", "f16")
+    assert invoke(["doctor", "--model", f16, "--max-len", "128", "--quantise-head", "q8_0", "--quantise", "q8_0"]) == 0
+    assert f"{told['formats']['q8_0']:,}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["export", "-o", "out"]], ids=" ".join)

@@ -13,7 +13,7 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.cli.complete import _bar
-from ptxgen.models.files import ModelFile, open_model
+from ptxgen.models.files import ModelFile, open_model, quantised
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.complete import Completion, Figures
@@ -36,6 +36,20 @@ def test_a_text_is_completed_as_the_float64_model_would(path: str, capsys: pytes
     assert out == prompt + text.decode(reference.generate(text.encode(prompt), count)) + "\n"
     assert re.search(r"llama 5 × 192, context 64, on cpu; loaded in [\d.]+ s; prompt of \d+ tokens in", err)
     assert re.search(r"; 12 tokens in [\d.]+ s, [\d.]+ tokens/s\n$", err)
+
+
+def test_a_text_by_weights_in_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt, count, options = "And it came to pass", 12, ["--quantise", "q4_0", "--quantise-head", "q8_0"]
+    assert invoke(["complete", F16, prompt, "--max-tokens", str(count), *options, *CPU]) == 0
+    file = quantised(open_model(F16), "q4_0", "q8_0")
+    text = file.text()
+    reference = ReferenceModel(file.spec, {name: file.values(name) for name in file.tensors})
+    assert capsys.readouterr().out == prompt + text.decode(reference.generate(text.encode(prompt), count)) + "\n"
+
+
+def test_weights_that_are_quantised_twice_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["complete", Q8, "And", "--max-tokens", "2", "--quantise", "q4_0", *CPU]) == 0
+    assert capsys.readouterr().err.count("warning: ") == 1
 
 
 def test_the_context_has_room_for_what_was_asked() -> None:
@@ -160,6 +174,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         ([Q8, "And \udcff"], r"prompt: must be text that UTF-8 spells \(got 'And \\udcff'\)"),
         ([Q8, "And", "--max-tokens", "0"], "0 is not in the range"),
         ([Q8, "And", "--kv-dtype", "f7"], "f7"),
+        ([Q8, "And", "--quantise", "q4k"], r"--quantise: must be one of .* \(got 'q4k'; nearest: q4_k\)"),
+        ([Q8, "And", "--quantise", "q4_k"], r"--quantise: \S+kjv-q8_0.gguf: blk.0.attn_q.weight in q4_k: .*; possible"),
+        ([Q8, "And", "--quantise-head", "q6_k"], r"--quantise-head: \S+: token_embd.weight in q6_k: cols: must be"),
         ([Q8, "And", "--device", "tpu"], "tpu"),
         ([Q8, "And", "--temperature", "-1"], r"--temperature: must be .* \(got -1.0;"),
         ([Q8, "And", "--top-p", "nan"], r"--top-p: "),

@@ -43,7 +43,7 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.attention.variant": ("PerHead", "Scores", "Step", "Variant"),
     "ptxgen.finding": ("Finding", "Spot"),
     "ptxgen.models": (),
-    "ptxgen.models.files": ("ModelFile", "TensorInfo", "open_model"),
+    "ptxgen.models.files": ("ModelFile", "TensorInfo", "open_model", "quantised"),
     "ptxgen.models.program": ("Op", "Part", "Program", "Ref", "Tensor"),
     "ptxgen.weights": (),
     "ptxgen.tuning": ("in_force", "own_path", "shipped", "using"),

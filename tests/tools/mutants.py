@@ -34,6 +34,7 @@ _OBJECTS = ("tests/cpu/compile/test_cache.py", "tests/runtime/test_cache_guards.
 _GOLDENS = "tests/golden/test_golden.py::test_goldens_are_what_is_generated"
 _DISK = tuple(f"tests/runtime/test_diskcache{part}.py" for part in ("", "_processes", "_rights"))
 TESTS = {
+    "ptxgen/models/files/quantise.py": ("tests/models/files/test_quantised.py",),
     "runtime/core/diskcache.py": (*_DISK, "tests/runtime/test_cache_guards.py"),
     "ptxgen/files/user_cache.py": (*_DISK, "tests/lines/test_bytecode.py"),
     "runtime/core/launches/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),

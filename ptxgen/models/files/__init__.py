@@ -1,7 +1,8 @@
 """Model files: GGUF, Hugging Face checkpoints and llama2.c's, all as one `ModelFile`. Owns no packing and no device.
 
 `open_model` reads headers and maps the rest; every fault and everything that is not covered is a `FileError` (or a
-`SpecError` of the configuration) here, before a weight is touched.
+`SpecError` of the configuration) here, before a weight is touched. `quantised` gives an opened model's matrices in
+another weight format.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from ptxgen.errors import FileError, SpecError, brief
 from ptxgen.files.regular import check_pulled
 from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo, extra
+from ptxgen.models.files.quantise import quantised
 
 _READ = "a .gguf file, a folder with config.json and .safetensors files, or a llama2.c checkpoint (.bin)"
 
@@ -53,4 +55,4 @@ def _open(path: Path, max_len: int | None) -> ModelFile:
     return open_gguf(path, max_len)
 
 
-__all__ = ["ModelFile", "Source", "TensorInfo", "open_model"]
+__all__ = ["ModelFile", "Source", "TensorInfo", "open_model", "quantised"]

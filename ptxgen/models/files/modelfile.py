@@ -33,11 +33,13 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor as a reader finds it: what it is, its arrays when asked, and its name in the file for errors."""
+    """A tensor as a reader finds it: what it is, its arrays when asked, and its name in the file for errors; `stored`:
+    the file's own arrays, where `read` makes others of them."""
 
     info: TensorInfo
     read: Callable[[], Source]
     name: str
+    stored: Callable[[], Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class ModelFile:
         groups]}` of int4. A vector is `{"weight": f32 [n]}`.
         """
         return self.held[name].read()
+
+    def stored(self, name: str) -> Source:
+        """The arrays that the file itself has of a tensor, where `read` quantises them; otherwise as `read`."""
+        held = self.held[name]
+        return (held.stored or held.read)()
 
     def values(self, name: str) -> np.ndarray:
         """A tensor in float32, `[rows, cols]` or `[n]`."""
