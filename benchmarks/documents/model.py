@@ -184,7 +184,7 @@ def where_the_time_goes() -> Iterable[str]:
         "Small launches take much longer than the read: with less than 10 MB a launch is mostly latency, and five of "
         "them follow one another in each layer. Three things were tried against that: other geometries of products "
         "(the table of products of one token), other plans of attention (`ptxgen tune`), and one launch for the whole "
-        "step, which is faster for two models only, near an empty cache (below).\n"
+        "step (below).\n"
     )
     yield "![The launches of one token](images/decode_step.png)\n"
     for rows in newest:

@@ -61,7 +61,7 @@ def prefill() -> Iterator[str]:
     yield (
         "## Prefill, bf16, causal, TFLOP/s\n\nFor sm_90a on wgmma, for sm_80 on `mma.sync`. Graph nodes over "
         "inputs beyond the L2 cache; medians of rounds, each with the implementations in another order. Each line is "
-        "of the newest run that measured the case beside a peer; a peer with a star was in an earlier run alone.\n"
+        "of the newest run that measured the case beside a peer; a figure with a star is of an earlier run.\n"
     )
     yield _rates(alone)
     shown = [name for name in NAMES if name != "ptxgen" and any(name in impls for impls in alone)]

@@ -85,6 +85,6 @@ def _build_stream(
         again=stream.more,
         results_repeat=epilogue.turns > 1,
         joins=at.split > 1,
-        before_x=tiles_before_x(at, spec.kind, spec.k, chained=spec.programmatic and bool(spec.norm)),
+        before_x=tiles_before_x(at, spec.k, chained=spec.programmatic and bool(spec.norm)),
         x_first=at.x_first and not spec.programmatic and not spec.norm and stage.passes == 1,
     )

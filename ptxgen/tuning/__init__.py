@@ -59,7 +59,8 @@ class Choice:
     `mergers`: at most so many CTAs merge the splits of a unit, a part of the output each: the last to start. 0: one
     does, the last to leave its record.
     `room`: CTAs of a batch that run at the same time; its units are split so that these, or whole multiples of them,
-    are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more. `rounds`: 1: splits that are
+    are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more. Not 0: a warp of one
+    sequence, too, has two tiles at least. `rounds`: 1: splits that are
     due to `split_positions` are so many that they, too, fill whole multiples of `room`.
     `last_first`: 1: the first CTAs take a batch's last sequences, whose rows the L2 may still hold behind a kernel that
     wrote the caches. `aside`: 1: loads of rows to registers have the cache policy `L2::evict_unchanged`.

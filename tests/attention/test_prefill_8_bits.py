@@ -328,6 +328,18 @@ def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: i
     assert "serialized" not in made.log
 
 
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize("kind", ["e4m3", "s8"])
+@pytest.mark.parametrize("heads", [(6, 2), (12, 1), (16, 1)])
+@pytest.mark.parametrize("head_dim", [32, 48, 64, 112, 128])
+def test_nothing_of_widened_rows_is_spilled_beside_divisions(kind: str, heads: tuple[int, int], head_dim: int) -> None:
+    """By query heads of a KV head that are not 1, 2, 4 or 8."""
+    of = dict(zip(("n_heads", "n_kv_heads"), heads, strict=True))
+    one = spec(head_dim=head_dim, q_dtype="f16", widened=True, max_len=4096, **of, **KINDS[kind])
+    assert all(taken.clean for taken in assemble(generate(one, TARGET).text).resources.values())
+
+
 def test_rounded_queries() -> None:
     """A relative error of at most 2^-4 an element, exact where it has three bits; a row of zeros stays one."""
     rows = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)

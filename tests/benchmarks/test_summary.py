@@ -79,11 +79,12 @@ def test_of_a_cache_of_8_bits_the_faster_of_both_ways_counts_and_e4m3_queries_do
         of({"kv_dtype": "e4m3", "fp8": True}, ptxgen=1.0, sdpa_cudnn=8.0),
         of({"keys": 4096}, ptxgen=4.0, sdpa_cudnn=2.0),
     ]
+    measured[0]["flashinfer"]["run"] = "0"
     monkeypatch.setattr(prefill, "newest", lambda peers=1: measured if peers == 1 else [])
     of_16, of_8 = comparisons.prefill()
     assert of_16.times == {"32/8/128 512 tokens keys 4096": 0.5}
     assert of_8.times == {"32/8/128 512 tokens kv_dtype e4m3": 1.2}
-    assert of_8.commits == ["ptxgen-widened"]
+    assert of_8.commits == ["ptxgen-widened (flashinfer: flashinfer)"]
 
 
 def test_token_times_are_of_one_sequence_at_depth_zero(monkeypatch: pytest.MonkeyPatch) -> None:

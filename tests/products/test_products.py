@@ -344,7 +344,7 @@ def test_no_spills_at_a_models_sizes(name: str, where: str) -> None:
 @needs_assembler
 @pytest.mark.parametrize(("k", "heads"), [(4096, (32, 8, 128)), (8192, (64, 8, 128)), (3584, (28, 4, 128))])
 def test_no_spills_of_two_formats_in_one_launch(k: int, heads: tuple[int, int, int]) -> None:
-    """As layers of Q4_K_M have them; of many words only a tile is on its way."""
+    """As layers of Q4_K_M have them; of many words one tile is on its way."""
     n_heads, n_kv_heads, head_dim = heads
     spec = QkvAppend(
         max_len=4608, head_dim=head_dim, n_heads=n_heads, n_kv_heads=n_kv_heads, k=k, weights="q4_k",

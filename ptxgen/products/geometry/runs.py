@@ -83,14 +83,6 @@ class Runs:
         return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
 
 
-def tiles_before_x(at: Runs, kind: WeightFormat, k: int, *, chained: bool) -> int:
-    """How many of a warp's first tiles are asked for before x. `chained`: the launch overlaps the kernel ahead and
-    norms x, which all CTAs ask for at the same moment. It comes sooner if fewer bytes are on their way, so the last of
-    the tiles is asked for when x is there."""
-    short = kind.tile_k < NARROW and k < LONG
-    return at.stages - 1 if chained and at.stages > 1 and not short else at.stages
-
-
 MOST_UNITS = 64  # units of a CTA
 
 
@@ -109,10 +101,10 @@ RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # one for each of an A100
 WIDE = 256
 WIDE_STAGES = 2
 WIDE_WARPS = ((37, 16), (17, 12), (0, 8))
-NARROW, LONG = 128, 2048  # columns of a tile and of a row: below both, all first tiles are asked for before x
-# A launch that overlaps others has one tile of many words on its way where warps are many, so that threads have few
-# registers, and runs are short: a warp waits for all that it asked for, and begins sooner.
-MANY_WORDS, MANY_WARPS, SHORT_RUN = 25, 13, 9
+LONG_ROW = 2048  # columns from which on a row's last first tile is asked for behind x
+# A launch that overlaps others has one tile on its way where tiles have many words for a lane, CTAs many warps, so that
+# threads have few registers, and warps few tiles: a warp waits for all that it asked for, and so begins sooner.
+ONE_TILE_WORDS, ONE_TILE_WARPS, ONE_TILE_RUN = 25, 13, 9  # from so many on; the run is shorter
 
 
 def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | None) -> Shape:
@@ -126,10 +118,17 @@ def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | N
     return Shape(next(warps for least, warps in WIDE_WARPS if tiles >= least), WIDE_STAGES, RUN.ctas)
 
 
-def _begins_sooner_by_one(kind: WeightFormat, warps: int, tiles: int) -> bool:
-    """Whether a warp has one tile on its way, though it could have more; `tiles`: of the CTA."""
+def tiles_before_x(at: Runs, k: int, *, chained: bool) -> int:
+    """How many of a warp's first tiles are asked for before x. `chained`: the launch overlaps the kernel ahead and
+    norms x, which all CTAs ask for at the same moment. It comes sooner if fewer bytes are on their way, so the last of
+    several tiles is asked for behind it."""
+    return at.stages - 1 if chained and at.stages > 1 and k >= LONG_ROW else at.stages
+
+
+def _wants_one_tile(kind: WeightFormat, warps: int, tiles: int) -> bool:
+    """Whether warps have one tile on its way where there is room for more; `tiles`: of the CTA."""
     words = sum(piece.words for piece in kind.pieces)
-    return words >= MANY_WORDS and warps >= MANY_WARPS and tiles < SHORT_RUN * warps
+    return words >= ONE_TILE_WORDS and warps >= ONE_TILE_WARPS and tiles < ONE_TILE_RUN * warps
 
 
 def share_runs(
@@ -150,7 +149,7 @@ def share_runs(
         shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
         own_warps = warps or min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // own_warps))
-        if programmatic and choice is None and _begins_sooner_by_one(kind, own_warps, most_tiles):
+        if programmatic and choice is None and _wants_one_tile(kind, own_warps, most_tiles):
             stages = 1
         spare = tiles * split - kind.tiles(k)
         x_first = choice is not None and choice.x_first > 0

@@ -104,7 +104,7 @@ class Stream:
         return units
 
     def request(self) -> Sequence[Fragment]:
-        """The first tiles, before x is waited for."""
+        """Requests of the first tiles, before x is waited for or behind x (`tiles_before_x`)."""
         b, out = self.b, []
         there = self.request_there = b.reg("is_there", "pred")
         for i, words in enumerate(self.words):

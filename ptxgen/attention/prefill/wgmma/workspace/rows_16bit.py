@@ -10,6 +10,8 @@ for anyone: so nobody waits for a warp that has not begun. The last warp to leav
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.attention.prefill.sources import source_of
@@ -32,9 +34,16 @@ LINE = 128  # bytes of a cache line: what is drawn from lies apart from what is 
 DRAWN, LEFT = 0, LINE  # offsets of the counters of a launch
 COUNTERS = 2 * LINE // 4  # words before the counts of blocks that are made
 # Chunks of 8 values on their way to a thread of the producer, as registers allow, by the largest head_dim; with scales
-# no more than so many; and to one of the consumers.
+# no more than so many, nor to a thread of a batch's consumers in heads of up to 64; to one of other consumers.
 AT_ONCE = ((64, 8), (96, 4), (128, 16), (192, 4), (256, 4))
 WITH_SCALES, OF_CONSUMERS = 12, 16
+# The same where the producer divides by query heads of a KV head that are not 1, 2, 4 or 8, in heads other than 128.
+BESIDE_DIVISIONS = ((56, 4), (256, 6))
+
+
+def _of_dim(table: Sequence[tuple[int, int]], dim: int) -> int:
+    """What a table has for the least head_dim that is no less."""
+    return next(count for most, count in table if dim <= most)
 
 
 def counters(prefill: Prefill) -> Extent:
@@ -72,11 +81,14 @@ class Widened:
         self.copy = SwizzledCopy(b, "wide", spec.dim, rows, WARP, self.dtype, spec.attention.problem.kv_dtype)
         self.blocks = Blocks(b, spec, tile, self.items, rows)
         self.source = source_of(b, spec, self.blocks, self.copy)
-        self.at_once = next(count for dim, count in AT_ONCE if spec.dim <= dim)
+        self.at_once = _of_dim(AT_ONCE, spec.dim)
         if self.source.quantised:
             self.at_once = min(self.at_once, WITH_SCALES)
+        if spec.attention.problem.group not in (1, 2, 4, 8) and spec.dim != 2 * COLUMN:
+            self.at_once = min(self.at_once, _of_dim(BESIDE_DIVISIONS, spec.dim))
         if self.at_first:
-            self.at_once = OF_CONSUMERS
+            few = self.source.quantised and self.blocks.several and spec.dim <= COLUMN
+            self.at_once = WITH_SCALES if few else OF_CONSUMERS
 
     def begin(self) -> None:
         """Where 16-bit rows and counts lie; part of an open fragment."""
