@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ptxgen.errors import SpecError, brief
+from ptxgen.errors import SpecError, brief, nearest
 from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.model.sampling import Sampling
 from ptxgen.runtime.model.sequenced import Sequenced
@@ -60,14 +60,15 @@ class Model(Sequenced):
         `device` is a `Device` or the name of one (None: CUDA where there is one, else the CPU executor); `max_len`
         replaces the longest context; `quantise` is another weight format for the matrices of the layers, and
         `quantise_head` for head and embedding, as `ptxgen.models.files.quantised` has them; `options` are the
-        constructor's. Raises `FileError` before anything is allocated for what is damaged or not covered, and
-        `CapacityError` for what the device's free memory does not hold.
+        constructor's. Raises `FileError` before anything is allocated for what is damaged or not covered, and while it
+        quantises, for NaN, infinities and values beyond a format's range; `CapacityError` for what the device's free
+        memory does not hold.
         """
         from ptxgen.models.files import open_model, quantised
         from ptxgen.runtime.core.device import Device
         from ptxgen.runtime.opening import open_device
 
-        _check_options("Model.load", cls, 3, options)
+        _check_options("Model.load", cls, 3, options, ("quantise", "quantise_head"))
         source = quantised(open_model(path, max_len), quantise, quantise_head)
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
 
@@ -171,13 +172,14 @@ class Model(Sequenced):
         return attention_with_cache(self.device, self.spec, layer, q, (k_cache, v_cache), (k, v))
 
 
-def _check_options(label: str, made: type, first: int, options: Mapping[str, object]) -> None:
-    """`SpecError` for names that are no options of a class: none of its constructor's parameters behind the `first`."""
+def _check_options(label: str, made: type, first: int, options: Mapping[str, object], own: Sequence[str] = ()) -> None:
+    """`SpecError` for names that are no options of a class: none of its constructor's parameters behind the `first`.
+    `own`: the caller's options."""
     from inspect import signature
 
-    known = list(signature(made).parameters)[first:]
+    known = [*own, *list(signature(made).parameters)[first:]]
     if unknown := [name for name in options if name not in known]:
-        raise SpecError(f"{label}: takes {', '.join(known)} (got {', '.join(unknown)})")
+        raise SpecError(f"{label}: takes {', '.join(known)} (got {', '.join(unknown)}{nearest(unknown[0], known)})")
 
 
 def _several(label: str, given: object, kind: type) -> tuple[Any, ...]:

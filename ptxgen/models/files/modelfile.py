@@ -33,13 +33,13 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor as a reader finds it: what it is, its arrays when asked, and its name in the file for errors; `stored`:
-    the file's own arrays, where `read` makes others of them."""
+    """A tensor as a reader finds it: what it is, its arrays when asked, and its name in the file for errors; `origin`:
+    the file's own tensor, where this one is quantised from it."""
 
     info: TensorInfo
     read: Callable[[], Source]
     name: str
-    stored: Callable[[], Source] | None = None
+    origin: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ModelFile:
     def stored(self, name: str) -> Source:
         """The arrays that the file itself has of a tensor, where `read` quantises them; otherwise as `read`."""
         held = self.held[name]
-        return (held.stored or held.read)()
+        return (held.origin or held).read()
 
     def values(self, name: str) -> np.ndarray:
         """A tensor in float32, `[rows, cols]` or `[n]`."""

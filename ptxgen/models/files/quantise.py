@@ -31,12 +31,12 @@ def quantised(file: ModelFile, quantise: str | None = None, quantise_head: str |
     """The model of a file with matrices in other weight formats, by the names of `ptxgen.weights.weight_formats()`.
 
     `quantise` is for the matrices of the layers, `quantise_head` for `lm_head` and `embed_tokens`, which are one matrix
-    where the head is tied. None: as the file has them. Vectors (norms, biases) stay f32. A matrix that has the format
-    already stays as it is; one in another quantised format keeps that one's error and gets a second one, of which a
-    `ConfigWarning` tells.
+    where the head is tied. None: as they are. Vectors (norms, biases) stay f32. A matrix that the file has in the
+    format already stays as it is; one in another quantised format keeps that one's error and gets a second one, of
+    which a `ConfigWarning` tells. What this function quantised before is quantised anew from the file's values.
 
     Nothing is read yet. `read` quantises a matrix each time that it is asked for it, some rows at a time on all cores
-    (in "e4m3", whose scale is the whole matrix', on one, with all of it in float32).
+    (in "e4m3", whose scale is the whole matrix', on one, which holds three times all of it in float32).
 
     Raises `SpecError` for unknown names, and for columns that a format cannot have: with the tensor and the formats
     that all of these matrices can have. `read` raises `FileError` for a matrix with NaN or infinities, and for values
@@ -47,11 +47,12 @@ def quantised(file: ModelFile, quantise: str | None = None, quantise_head: str |
         if name is None:
             continue
         _check_name(option, name)
-        matrices = {key: file.held[key] for key in file.tensors if not is_vector(key) and (key in HEAD) == of_head}
+        keys = [key for key in file.tensors if not is_vector(key) and (key in HEAD) == of_head]
+        matrices = {key: file.held[key].origin or file.held[key] for key in keys}
         changed = {key: one for key, one in matrices.items() if one.info.format != name}
         _check_shapes(option, file, name, changed)
         _warn_of_second_errors(file, name, changed)
-        held |= {key: _quantised(file, one, name) for key, one in changed.items()}
+        held |= matrices | {key: _quantised(file, key, one, name) for key, one in changed.items()}
     return replace(file, held=held, tensors={key: held[key].info for key in file.tensors})
 
 
@@ -78,10 +79,11 @@ def _warn_of_second_errors(file: ModelFile, name: str, matrices: Mapping[str, He
         warnings.warn(f"{file.path}: {text}", ConfigWarning, stacklevel=3)
 
 
-def _quantised(file: ModelFile, held: Held, name: str) -> Held:
+def _quantised(file: ModelFile, key: str, held: Held, name: str) -> Held:
     """A matrix in a format."""
-    info = replace(held.info, format=name)
-    return Held(info, partial(_read, f"{file.path}: {held.name}", held, name), held.name, held.stored or held.read)
+    shared = sum(each.name == held.name for each in file.held.values()) > 1
+    where = f"{file.path}: {held.name}" + (f", of it {key}" if shared else "")
+    return Held(replace(held.info, format=name), partial(_read, where, held, name), held.name, held)
 
 
 class _Piece(NamedTuple):

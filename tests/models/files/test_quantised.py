@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from gguf import GGMLQuantizationType as Type
 
 from ptxgen.errors import ConfigWarning, FileError, SpecError
@@ -176,3 +177,23 @@ def test_values_beyond_a_formats_range_are_refused_and_others_close(name: str, f
 def test_a_matrix_of_zeros_stays_zeros(name: str, tmp_path: Path) -> None:
     file = quantised(changed(tmp_path, np.zeros_like), name)
     assert not file.values("layers.0.o_proj").any()
+
+
+def test_what_is_quantised_twice_is_quantised_once_from_the_file(file: ModelFile) -> None:
+    once, twice = quantised(file, "q8_0"), quantised(quantised(file, "q4_0"), "q8_0")
+    name = "layers.0.q_proj"
+    assert np.array_equal(once.values(name), twice.values(name))
+    back = quantised(quantised(file, "q4_0"), file.tensors[name].format)
+    assert np.array_equal(back.values(name), file.values(name))
+    assert quantised(quantised(file, "q4_0"), None, "q8_0").tensors[name].format == "q4_0"
+
+
+def test_values_of_a_fused_tensor_are_named_by_their_part(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "phi3", **SIZES)
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    arrays["model.layers.0.self_attn.qkv_proj.weight"][-1, 7] = np.nan  # the last row of v
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    file = quantised(open_model(folder), "q8_0")
+    file.read("layers.0.k_proj")
+    with pytest.raises(FileError, match=r"qkv_proj.weight, of it layers.0.v_proj: must be finite \(got nan at \["):
+        file.read("layers.0.v_proj")

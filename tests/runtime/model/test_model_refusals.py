@@ -28,7 +28,7 @@ def test_options_are_named_as_they_were_given(options: dict[str, Any], says: str
 
 
 def test_options_that_there_are_not() -> None:
-    with pytest.raises(SpecError, match=r"Model.load: takes chunk, .*, timed \(got temperature\)"):
+    with pytest.raises(SpecError, match=r"Model.load: takes quantise, .*, timed \(got temperature\)"):
         Model.load("no such file", "cpu", temperature=1.0)
     model = model_of(CpuDevice())
     with pytest.raises(SpecError, match=r"Model.batch: takes invariant, .*, n_pages \(got slotz\)"):

@@ -57,8 +57,25 @@ def test_a_snapshot_is_of_its_formats_and_quantises_nothing(tmp_path: Path, monk
     held = first.snapshot()
     same.restore(held)
     assert same.length == len(PROMPT)
-    with pytest.raises(SpecError, match="model"):
+    with pytest.raises(SpecError, match="must be a snapshot of this model"):
         other.restore(held)
+
+
+def test_weights_of_another_format_are_refused(tmp_path: Path) -> None:
+    """Also where they have as many bytes."""
+    path = write_checkpoint(tmp_path / "m", "llama", **SIZES)
+    device = open_device("cpu")
+    first, same, other = (quantised(open_model(path), name) for name in ("q4_0", "q4_0", "q4_k"))
+    weights = Model(first, device).weights
+    Model(same, device, weights=weights)
+    with pytest.raises(SpecError, match=r"Model\.weights: must hold .* in q4_k \(got it in q4_0\)"):
+        Model(other, device, weights=weights)
+
+
+def test_an_option_that_is_spelt_otherwise_is_named(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "m", "llama", **SIZES)
+    with pytest.raises(SpecError, match=r"quantise, quantise_head.* \(got quantize; nearest: quantise\)"):
+        Model.load(path, "cpu", quantize="q4_0")
 
 
 def test_what_a_format_cannot_have_is_refused_by_its_option(tmp_path: Path) -> None:
