@@ -15,7 +15,7 @@ from ptxgen.models.config.fields import ALIKE
 from ptxgen.models.files.gguf_config import config_of, vector
 from ptxgen.models.files.gguf_header import GgufFile, GgufTensor, read_gguf
 from ptxgen.models.files.gguf_keys import ARCHS, Arch, equals, in_words_of_the_file, warn_of_unknown
-from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
+from ptxgen.models.files.modelfile import PLAIN, Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
 from ptxgen.models.spec import QKV, ModelSpec, model_spec
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ FORMATS = {
     "F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q5_0": "q5_0",
     "Q5_1": "q5_1", "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
 }  # fmt: skip
-_PLAIN = ("f32", "f16", "bf16")
 # Tensors of a layer by ours; the norms stand by their part in the block, see `_names`.
 _PRODUCTS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
@@ -156,4 +155,4 @@ def _reader(file: GgufFile, tensor: GgufTensor, ours: str) -> tuple[Callable[[],
 
 def _read(file: GgufFile, tensor: GgufTensor, format: str, shape: tuple[int, ...]) -> Source:
     raw = file.bytes_of(tensor)
-    return plain(raw, format, shape) if format in _PLAIN else {"blocks": raw.reshape(shape[0], -1)}
+    return plain(raw, format, shape) if format in PLAIN else {"blocks": raw.reshape(shape[0], -1)}

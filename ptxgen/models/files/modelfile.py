@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
 Source = dict[str, np.ndarray]
+PLAIN = ("f32", "f16", "bf16")  # formats of vectors, and of matrices that are not quantised
 SCALED_ROWS = 128  # that share a scale of e4m3_block
 _SHOWN = 3  # names in an error
 
@@ -138,7 +139,7 @@ def _check_format(path: Path, name: str, held: Held) -> None:
 
     info = held.info
     if is_vector(name):
-        if info.format not in ("f32", "f16", "bf16"):
+        if info.format not in PLAIN:
             raise FileError(f"{path}: {held.name}: a vector must be f32, f16 or bf16 (got {info.format})")
         return
     for reason in weight_format(info.format).rules(info.rows, info.cols):

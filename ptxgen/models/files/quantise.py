@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ptxgen.errors import ConfigWarning, FileError, SpecError, brief, nearest
-from ptxgen.models.files.modelfile import SCALED_ROWS, Held, ModelFile, Source, TensorInfo, is_vector, rows_of
+from ptxgen.models.files.modelfile import PLAIN, SCALED_ROWS, Held, ModelFile, Source, TensorInfo, is_vector, rows_of
 from ptxgen.weights import weight_format, weight_formats
 
 if TYPE_CHECKING:
     from ptxgen.weights import WeightFormat
 
 HEAD = ("embed_tokens", "lm_head")
-_PLAIN = ("f32", "f16", "bf16")
 _WHOLE = "e4m3"  # whose rows share one scale
 _AT_ONCE = 1 << 19  # values; in float32 they stay in a core's cache
 _LOST = 0.5  # of the values' root mean square: formats that hold them are off by less, also in the worst case
@@ -72,8 +71,8 @@ def _check_shapes(option: str, file: ModelFile, name: str, matrices: Mapping[str
 
 
 def _warn_of_second_errors(file: ModelFile, name: str, matrices: Mapping[str, Held]) -> None:
-    again = [one.info.format for one in matrices.values() if one.info.format not in _PLAIN]
-    if again and name not in _PLAIN:
+    again = [one.info.format for one in matrices.values() if one.info.format not in PLAIN]
+    if again and name not in PLAIN:
         formats = ", ".join(dict.fromkeys(again))
         text = f"{len(again)} matrices are quantised already, in {formats}: {name} adds its error to theirs"
         warnings.warn(f"{file.path}: {text}", ConfigWarning, stacklevel=3)
