@@ -41,6 +41,8 @@ def _of(group: str, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any
         yield from ((n, {"causal": False}) for n in SOME)
     elif group == "chunk":
         yield 512, {"keys": 32768}
+    elif group == "few":
+        yield from ((64, {"keys": 4096}), (64, {"keys": 16384}), (256, {"keys": 16384}))
     elif group == "unequal":
         yield sum(UNEQUAL), {"lengths": list(UNEQUAL)}
     elif group == "8 bits":
@@ -50,7 +52,7 @@ def _of(group: str, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any
         yield from ((sum(n), {"lengths": list(n), "page_size": 16}) for n in ((8192,), UNEQUAL))
 
 
-GROUPS = ("prompts", "chunk", "paged", "unequal", "head_dim 256", "sustained", "8 bits", "not causal")
+GROUPS = ("prompts", "chunk", "few", "paged", "unequal", "head_dim 256", "sustained", "8 bits", "not causal")
 
 
 def is_alone(case: Case) -> bool:

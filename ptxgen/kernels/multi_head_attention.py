@@ -15,6 +15,7 @@ from ptxgen.attention.prefill.loops import tiles
 from ptxgen.attention.prefill.loops.mma.loop import TensorLoop
 from ptxgen.attention.prefill.loops.simt import SimtLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
+from ptxgen.attention.prefill.wgmma.consumer.parts import part_params
 from ptxgen.attention.prefill.wgmma.tile import (
     CHIP_SMS,
     FEWEST,
@@ -30,7 +31,7 @@ from ptxgen.attention.prefill.wgmma.tile import (
 )
 from ptxgen.attention.prefill.wgmma.workspace.rows_16bit import counters
 from ptxgen.attention.prefill.wgmma.workspace.transposed_values import turned_values
-from ptxgen.attention.prefill.wgmma.workspace.worth import is_worth_it
+from ptxgen.attention.prefill.wgmma.workspace.worth import is_worth_it, shares_keys
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32, u32
@@ -108,6 +109,9 @@ class MultiHeadAttention(KernelType):
     `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are
     converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
     tokens (`fastest` decides); the output is that of such a cache.
+    `split_keys` (on wgmma, of one sequence without window, fp8 and widened): where tokens are too few for all
+    multiprocessors, CTAs share the keys of a tile of rows, and the last of them merges what all have left in a
+    workspace of 3 to 36 MB. It is for few tokens behind many keys (`fastest` decides).
     """
 
     bundled_as = "prefill"
@@ -141,6 +145,10 @@ class MultiHeadAttention(KernelType):
     widened: bool = field(
         default=False, later=True,
         doc="on sm_90a keys and values of 8 bits become 16-bit ones in workspaces first, once for all tokens",
+    )  # fmt: skip
+    split_keys: bool = field(
+        default=False, later=True,
+        doc="on sm_90a CTAs share the keys of tokens that are too few for all of them, through a workspace",
     )  # fmt: skip
     heads_inside: int = field(
         default=0, later=True, draws=_heads_inside, refuses=(-1,),
@@ -217,6 +225,7 @@ class MultiHeadAttention(KernelType):
             widened=True,
         ),
         dict(head_dim=24, n_heads=4, n_kv_heads=2, layout="heads"),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, max_len=160, lse=True, split_keys=True),
     )  # fmt: skip
 
     @property
@@ -267,6 +276,10 @@ class MultiHeadAttention(KernelType):
             )
         if self.widened and self.ring:
             yield f"widened: takes no ring (got ring={self.ring}, widened=True; nearest: False)"
+        if self.split_keys:
+            for name in ("batched", "window", "ring", "fp8", "widened"):
+                if value := getattr(self, name):
+                    yield f"split_keys: takes no {name} (got {name}={value!r}, split_keys=True; nearest: False)"
 
     def _fp8_rules(self) -> Iterator[str]:
         if self.kv_dtype != e4m3 or self.q_dtype.bits != 16:
@@ -289,6 +302,11 @@ class MultiHeadAttention(KernelType):
                 f"widened: needs sm_90a and a head_dim that is a multiple of 16, at most 256 (got {target}, "
                 f"head_dim={self.head_dim})"
             )
+        if self.split_keys and not runs_on_wgmma(self.prefill, target):
+            yield (
+                f"split_keys: needs sm_90a, q_dtype of 16 bits and k and v of its type or of 8 bits (got {target}, "
+                f"q_dtype={self.q_dtype}, kv_dtype={self.kv_dtype}, head_dim={self.head_dim}; nearest: False)"
+            )
 
     @property
     def attention(self) -> Attention:
@@ -301,16 +319,27 @@ class MultiHeadAttention(KernelType):
         cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
         return Attention(Variant.of(self, self.head_dim), cache)
 
-    def fastest(self, target: Target, tokens: int, keys: int, sequences: int = 1) -> MultiHeadAttention:
-        """The same attention, `widened` where that is to be had and `tokens` queries in all, the last of so many `keys`
-        of each sequence, are sooner done so."""
-        if self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.ring:
-            return self
+    def fastest(
+        self, target: Target, tokens: int, keys: int, sequences: int = 1, *, widens: bool = True
+    ) -> MultiHeadAttention:
+        """The same attention, `split_keys` or `widened` where that is to be had and `tokens` queries in all, the last
+        of so many `keys` of each sequence, are sooner done so. Without `widens` there is no memory for the latter."""
+        split, shared = self._split(target, tokens, keys)
+        if not widens or self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.ring:
+            return split
         wide = replace(self, widened=True)
         if not runs_on_wgmma(wide.prefill, target):
-            return self
+            return split
         either = runs_on_wgmma(self.prefill, target)
-        return wide if not either or is_worth_it(wide.prefill, tokens, keys, sequences) else self
+        return wide if not either or is_worth_it(wide.prefill, tokens, keys, sequences, shared) else split
+
+    def _split(self, target: Target, tokens: int, keys: int) -> tuple[MultiHeadAttention, int]:
+        """The same attention, `split_keys` where so CTAs share the keys of a tile of rows, and how many do."""
+        if self.batched or self.window or self.fp8 or not runs_on_wgmma(self.prefill, target):
+            return self, 1
+        split = replace(self, split_keys=True)
+        shared = shares_keys(split.prefill, tokens, keys)
+        return (split, shared) if shared > 1 else (self, 1)
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
@@ -324,6 +353,8 @@ class MultiHeadAttention(KernelType):
             out += [workspace(f"wide_{x}", self.compute_dtype, *rows, self.head_dim) for x in "kv"]
         if turns(self.prefill):
             out.append(turned_values(self.prefill))
+        if self.split_keys:
+            out += part_params(tile_of(self.prefill))
         if makes_rows(self.prefill):
             out.append(workspace("widening", u32, counters(self.prefill), align=4, zeroed=True))
         if self.batched:
@@ -353,7 +384,7 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.indirect, self.lse, self.fp8, self.widened)
+        return Prefill(self.attention, self.indirect, self.lse, self.fp8, self.widened, self.split_keys)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
@@ -372,8 +403,8 @@ class MultiHeadAttention(KernelType):
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
         if isinstance(tile, WgmmaTile):
-            # those that have no rows of q make rows of keys, too
-            most = CHIP_SMS if makes_rows(self.prefill) else f"min({CHIP_SMS}, {ctas})"
+            # those that have no rows of q make rows of keys, or take a part of them
+            most = CHIP_SMS if makes_rows(self.prefill) or self.split_keys else f"min({CHIP_SMS}, {ctas})"
             shape = grid3(most), (tile.threads, 1, 1), tile.shared_bytes
         else:
             shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))

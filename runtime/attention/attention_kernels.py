@@ -43,7 +43,7 @@ class AttentionKernels:
         rings = cache.rings
         self._layers = {n: replace(self.attention, window=rings.windows[n], ring=rings.sizes[n]) for n in layers}
         self._steps: dict[int, Step] = {}
-        self._wide: Buffer | None = None  # 16-bit rows of a layer whose cache has 8 bits
+        self._arena: Buffer | None = None  # of chunks: 16-bit rows of a layer's cache of 8 bits, or parts of keys
         self._scratch: dict[tuple[KernelType, ...], dict[str, Buffer]] = {}
         for attention in {self.attention, *self._layers.values()}:
             attention.spec("incremental_attention")  # a value that an option does not take is an error
@@ -68,8 +68,8 @@ class AttentionKernels:
         return self._bind(layer, program, **given, position=position, seq_len=length)
 
     def chunk(self, layer: int, q: Buffer, out: Buffer, length: int) -> Step:
-        """The last queries `[rows, n_heads, head_dim]` of `length` positions of a layer, causally; over a cache of 8
-        bits in the way that is faster, where the device has room for a layer in 16 bits."""
+        """The last queries `[rows, n_heads, head_dim]` of `length` positions of a layer, causally, in the way that is
+        faster where the device has room for it: keys in parts, or those of 8 bits as 16-bit ones."""
         attend, rows = self.of(layer).spec("multi_head_attention"), q.shape[0]
         assert isinstance(attend, MultiHeadAttention)
         programs = (
@@ -86,13 +86,13 @@ class AttentionKernels:
         return Step(self.device, program, given | self._kept(program, given), room)
 
     def _room(self, nbytes: int) -> Buffer | None:
-        """Memory for a layer's keys and values in 16 bits, kept for all layers; None where there is none."""
-        if self._wide is None:
+        """Scratch memory of a chunk's attention, kept for all layers; None where there is none."""
+        if self._arena is None or self._arena.nbytes < nbytes:
             free = self.device.memory().available
             if nbytes > free > 0:
                 return None
-            self._wide = self.device.empty(nbytes, "u8")
-        return self._wide
+            self._arena = self.device.empty(nbytes, "u8")
+        return self._arena
 
     def whole(self, given: Mapping[str, Buffer], causal: bool) -> Step:
         """Queries q, out `[n, n_heads, head_dim]` over k, v `[m, n_kv_heads, head_dim]`, without the cache."""

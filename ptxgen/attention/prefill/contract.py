@@ -30,7 +30,7 @@ class Prefill:
 
     `indirect`: lengths are read from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an
     output. `fp8`: queries become e4m3, a scale a row. `widened`: keys and values of 8 bits become 16-bit ones in memory
-    first.
+    first. `split_keys`: CTAs may share the keys of a tile of rows.
     """
 
     attention: Attention
@@ -38,6 +38,7 @@ class Prefill:
     lse: bool = False
     fp8: bool = False
     widened: bool = False
+    split_keys: bool = False
 
     def __post_init__(self) -> None:
         reasons = tuple(problem_rules(self.attention.problem))

@@ -333,7 +333,7 @@ class AttentionOfStep(TiledProducts):
             kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
             given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
-            how["widened"] = self.widened and self.kv_dtype.bits == 8 and self._widens(attention)
+            how |= self._prompt_fields(attention)
         elif self.step == "batch":
             how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
             if self.is_packed(out):
@@ -348,12 +348,14 @@ class AttentionOfStep(TiledProducts):
             given |= caches | {"seq_len": self._length()}
         self.op(kernel, "attention", given, sizes, **attention.fields(kernel, **how))
 
-    def _widens(self, attention: Attention) -> bool:
-        """Whether a prompt's keys and values of 8 bits become 16-bit ones in scratch memory first: judged by the last
-        of a full cache's steps, which takes longest."""
+    def _prompt_fields(self, attention: Attention) -> dict[str, Any]:
+        """Whether CTAs share a prompt's keys, and whether those of 8 bits become 16-bit ones in scratch memory first:
+        judged by the last of a full cache's steps, which takes longest."""
         spec = attention.spec("multi_head_attention", indirect=True)
         assert isinstance(spec, MultiHeadAttention)
-        return spec.fastest(parse_target(self.target), self.rows, self.model.shape.max_len).widened
+        where, keys = parse_target(self.target), self.model.shape.max_len
+        fastest = spec.fastest(where, self.rows, keys, widens=self.widened)
+        return {"widened": fastest.widened, "split_keys": fastest.split_keys}
 
     def _add(self, x: str | Ref, name: str, post_norm: str, weight: str, k: int, source: str | Ref) -> None:
         """Add a product to the residual stream, normed before where the family does that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.consumer.loop import Consumer
 from ptxgen.attention.prefill.wgmma.consumer.output import output
+from ptxgen.attention.prefill.wgmma.consumer.parts import Parts
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.producer.by_threads import Producer, QueryCopies
@@ -70,6 +71,8 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         (Conversions if converted else Producer)(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
+    if spec.split_keys:
+        Parts(consumer).build()
     output(consumer, smem, first_maximum_serves)
     if first_maximum_serves:
         _passes(b, tile, smem, passes or "pass")
@@ -80,6 +83,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
         has_tails=tile.tails, widens=makes_rows(spec), widens_at_first=makes_at_first(spec),
+        splits_keys=spec.split_keys,
     )  # fmt: skip
 
 

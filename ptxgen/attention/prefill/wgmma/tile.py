@@ -214,6 +214,8 @@ _WIDENED: dict[int, _Row] = {
     128: (128, 2, 128, False, 104, 200, False),
     256: (256, 2, 64, False, 72, 216, True),
 }
+# In their place where CTAs share keys, whose producer finds its part of them.
+_SPLIT: dict[int, _Row] = {256: (256, 2, 64, False, 56, 224, True)}
 _BY_CONVERSION: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 96, False, 80, 144, False),
@@ -257,12 +259,13 @@ _SUMS_KEPT = ((96, 32), (WIDEST_PROMOTED, 12))
 def wgmma_tile(
     dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False,
     fp8: bool = False, lean: bool = False, widens: bool = False, turned: bool = False,
-    promoted: bool = False,
+    promoted: bool = False, splits: bool = False,
 ) -> WgmmaTile:  # fmt: skip
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps; `batched`: of several
     sequences, in pages or in a ring; `converts`: they become 16-bit values on their way, `scaled`: with scales beside
     them, `fp8`: but for K. `lean`: two warpgroups of producers convert. `widens`: 16-bit rows are made
-    under the products. `turned`: V lies by element; `promoted`: and sums in f32 take what is added up."""
+    under the products. `turned`: V lies by element; `promoted`: and sums in f32 take what is added up. `splits`: CTAs
+    share keys."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if turned:
         table = _TURNED
@@ -271,6 +274,8 @@ def wgmma_tile(
     row = next(row for row in table if dim <= row[0])
     if widens:
         row = _WIDENED.get(row[0], row)
+    if splits:
+        row = _SPLIT.get(row[0], row)
     if converts and not fp8:
         row = _BY_TWO_PRODUCERS if lean else _CONVERTED.get((row[0], scaled, batched), row)
         row = _SCALED.get(dim, row) if scaled else row
@@ -284,7 +289,7 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
     several = cache.batched or bool(cache.ring)
     return wgmma_tile(
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill),
-        prefill.widened and not makes_at_first(prefill), turns(prefill), promotes(prefill),
+        prefill.widened and not makes_at_first(prefill), turns(prefill), promotes(prefill), prefill.split_keys,
     )  # fmt: skip
 
 
@@ -370,6 +375,7 @@ def pairs(prefill: Prefill) -> bool:
     variant, group = prefill.attention.variant, prefill.attention.problem.group
     return (
         adapts(prefill)
+        and not prefill.split_keys
         and variant.causal
         and not variant.window
         and ROWS % group == 0

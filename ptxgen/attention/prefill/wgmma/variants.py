@@ -22,6 +22,8 @@ def has_first_maximum(spec: Prefill, tile: WgmmaTile, dtype: DType) -> bool:
     score is one of `plain`. A window must reach from the last row of an item to the first."""
     if tile.turned:  # e5m2 ends too early
         return False
+    if spec.split_keys:  # what a part leaves is merged at once, so it must be right at once
+        return False
     variant, group = spec.attention.variant, spec.attention.problem.group
     if is_limited(dtype) and spec.dim > LIMITED_DIM and spec.attention.cache.batched:
         return False
