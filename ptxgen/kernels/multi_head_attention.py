@@ -14,8 +14,8 @@ from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.loops import tiles
 from ptxgen.attention.prefill.loops.mma.loop import TensorLoop
 from ptxgen.attention.prefill.loops.simt import SimtLoop
+from ptxgen.attention.prefill.parts import Shares
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
-from ptxgen.attention.prefill.wgmma.consumer.parts import part_params
 from ptxgen.attention.prefill.wgmma.tile import (
     CHIP_SMS,
     FEWEST,
@@ -25,13 +25,14 @@ from ptxgen.attention.prefill.wgmma.tile import (
     makes_rows,
     promotes,
     runs_on_wgmma,
+    shares_of,
     sums_are_long,
     tile_of,
     turns,
 )
 from ptxgen.attention.prefill.wgmma.workspace.rows_16bit import counters
 from ptxgen.attention.prefill.wgmma.workspace.transposed_values import turned_values
-from ptxgen.attention.prefill.wgmma.workspace.worth import is_worth_it, shares_keys
+from ptxgen.attention.prefill.wgmma.workspace.worth import is_worth_it, tile_rows
 from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32, u32
@@ -53,6 +54,7 @@ from ptxgen.spec.cache_fields import (
     place_rules,
 )
 from ptxgen.spec.fields import field
+from ptxgen.targets import target as parse_target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +62,10 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.kernel import Arrays
     from ptxgen.targets import Target
+
+
+TARGETS_OF_TILES = ("sm_80", "sm_86", "sm_90", "sm_90a")  # between them tiles have every size that they have anywhere
+WIDEST_SPLIT = 256  # elements of rows that a warp of the loop on mma.sync has by itself
 
 
 def _heads_inside(drawn: Mapping[str, Any]) -> tuple[int, ...]:
@@ -302,10 +308,10 @@ class MultiHeadAttention(KernelType):
                 f"widened: needs sm_90a and a head_dim that is a multiple of 16, at most 256 (got {target}, "
                 f"head_dim={self.head_dim})"
             )
-        if self.split_keys and not runs_on_wgmma(self.prefill, target):
+        if self.split_keys and not self._splits_on(target):
             yield (
-                f"split_keys: needs sm_90a, q_dtype of 16 bits and k and v of its type or of 8 bits (got {target}, "
-                f"q_dtype={self.q_dtype}, kv_dtype={self.kv_dtype}, head_dim={self.head_dim}; nearest: False)"
+                f"split_keys: needs sm_80 or later, k and v of 16 or 8 bits and a head_dim of at most {WIDEST_SPLIT} "
+                f"(got {target}, kv_dtype={self.kv_dtype}, head_dim={self.head_dim}; nearest: False)"
             )
 
     @property
@@ -335,10 +341,12 @@ class MultiHeadAttention(KernelType):
 
     def _split(self, target: Target, tokens: int, keys: int) -> tuple[MultiHeadAttention, int]:
         """The same attention, `split_keys` where so CTAs share the keys of a tile of rows, and how many do."""
-        if self.batched or self.window or self.fp8 or not runs_on_wgmma(self.prefill, target):
+        if self.batched or self.window or self.fp8 or not self._splits_on(target):
             return self, 1
         split = replace(self, split_keys=True)
-        shared = shares_keys(split.prefill, tokens, keys)
+        rows, tile = tokens * self.attention.problem.group, split.tile(target)
+        each = tile_rows(split.prefill, rows) if isinstance(tile, WgmmaTile) else tile.rows
+        shared = split.shares(target).worth(self.n_kv_heads * -(-rows // each), keys)
         return (split, shared) if shared > 1 else (self, 1)
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
@@ -354,7 +362,7 @@ class MultiHeadAttention(KernelType):
         if turns(self.prefill):
             out.append(turned_values(self.prefill))
         if self.split_keys:
-            out += part_params(tile_of(self.prefill))
+            out += self._records()
         if makes_rows(self.prefill):
             out.append(workspace("widening", u32, counters(self.prefill), align=4, zeroed=True))
         if self.batched:
@@ -369,6 +377,26 @@ class MultiHeadAttention(KernelType):
             if not self.max_len:
                 out.append(scalar("kv_rows", s32, doc="keys from head to head of k and v: n_keys"))
         return tuple(out)
+
+    def shares(self, target: Target) -> Shares:
+        """How CTAs share keys, with `split_keys`."""
+        tile = self.tile(target)
+        if isinstance(tile, WgmmaTile):
+            return shares_of(self.prefill)
+        assert isinstance(tile, tiles.TensorTile), "on tensor cores alone"
+        return tile.shares(self.head_dim)
+
+    def _records(self) -> Iterator[Param]:
+        """What parts of keys leave, and counters of parts, as many as any target needs."""
+        each = [self.shares(target) for target in map(parse_target, TARGETS_OF_TILES) if self._splits_on(target)]
+        floats = max((one.records * one.warps * one.record_floats for one in each), default=1)
+        counters = max((one.ctas * one.warps for one in each), default=1)
+        yield workspace("part_records", f32, floats)
+        yield workspace("parts_left", u32, counters, align=4, zeroed=True)
+
+    def _splits_on(self, target: Target) -> bool:
+        """Whether CTAs can share keys there."""
+        return self.tensor(target) and self.head_dim <= WIDEST_SPLIT
 
     def tensor(self, target: Target) -> bool:
         """Whether tensor cores compute it."""
@@ -407,7 +435,8 @@ class MultiHeadAttention(KernelType):
             most = CHIP_SMS if makes_rows(self.prefill) or self.split_keys else f"min({CHIP_SMS}, {ctas})"
             shape = grid3(most), (tile.threads, 1, 1), tile.shared_bytes
         else:
-            shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
+            least = f"max({ctas}, {self.shares(target).ctas})" if self.split_keys else ctas
+            shape = grid3(least), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
         return Launch(*shape, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:

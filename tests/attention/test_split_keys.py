@@ -10,10 +10,7 @@ import pytest
 
 from ptxgen import SpecError, generate
 from ptxgen.assembler import assemble, available_assemblers
-from ptxgen.attention.prefill.wgmma.consumer.parts import MOST_RECORDS, WARPS, record_floats
-from ptxgen.attention.prefill.wgmma.items import least_and_most
-from ptxgen.attention.prefill.wgmma.tile import tile_of
-from ptxgen.attention.prefill.wgmma.workspace.worth import parts
+from ptxgen.attention.prefill.wgmma.tile import shares_of, tile_of
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
@@ -28,7 +25,8 @@ def split(**fields: Any) -> MultiHeadAttention:
 
 def keys_of(dim: int, count: int) -> int:
     """Keys that `count` parts take at least, of rows of `dim` elements."""
-    return count * least_and_most(dim)[0] * tile_of(split(head_dim=dim).prefill).keys
+    shares = shares_of(split(head_dim=dim).prefill)
+    return count * shares.least * shares.keys
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -94,21 +92,59 @@ def test_the_same_bits_whatever_the_order() -> None:
     assert outs[0].tobytes() == outs[1].tobytes() == outs[2].tobytes()
 
 
+# -- on mma.sync -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_86"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"q_dtype": "f32"},
+        {"layout": "heads", "causal": False},
+        {"q_dtype": "f32", "head_dim": 64, "sinks": True},
+        {"kv_dtype": "e4m3", "head_dim": 32, "head_scales": True, "max_len": 900},
+        {"q_dtype": "f32", "kv_dtype": "s8", "head_dim": 32, "max_len": 900, "indirect": True},
+        {"head_dim": 128, "soft_cap": 5.0},
+        {"q_dtype": "f32", "head_dim": 256, "n_kv_heads": 1},
+        {"head_dim": 24, "programmatic": False},
+    ],
+    ids=str,
+)
+def test_on_mma_sync(mode: str, target: str, fields: dict[str, Any]) -> None:
+    """Lengths of one part and of several; rows and whole launches without a key."""
+    one, device = split(**fields), open_device("cpu", mode=mode)
+    for q_len, kv_len in [(20, 900), (5, 700), (19, 257), (20, 10), (0, 300), (3, 0)]:
+        trial(one, device, target=target, n_tokens=20, n_keys=900, q_len=q_len, kv_len=kv_len).require()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_the_same_bits_whatever_the_order_on_mma_sync(target: str) -> None:
+    outs = []
+    for seed in (1, 2, 3):
+        one, device = split(q_dtype="f32", head_dim=64), open_device("cpu", mode="random", seed=seed)
+        records, error, out = launched(one, device, target, n_tokens=40, n_keys=700)
+        assert records == one.shares(parse_target(target)).parts(2, 700) * 2
+        assert error < 0.01
+        outs.append(out.tobytes())
+    assert len(set(outs)) == 1
+
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def launched(one: MultiHeadAttention, device: Any, **sizes: int) -> tuple[int, float, np.ndarray]:
+def launched(one: MultiHeadAttention, device: Any, target: str = TARGET, **sizes: int) -> tuple[int, float, np.ndarray]:
     """Records that two launches leave, the last one's error, and its output; counters are as before."""
     sizes = {**one.sizes, **sizes}
     given = one.example(np.random.default_rng(4), **sizes)
     held = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
-    tile = tile_of(one.prefill)
-    records = np.full((MOST_RECORDS, WARPS * tile.warpgroups, record_floats(tile)), np.nan, np.float32)
-    held["part_records"] = device.array(records)
-    (counters,) = (p for p in one.params() if p.name == "parts_left")
+    where = parse_target(target)
+    shares = one.shares(where)
+    memory, counters = (p for p in one.params() if p.access == "workspace")
+    held["part_records"] = device.array(np.full(memory.nbytes(sizes) // 4, np.nan, np.float32))
     held["parts_left"] = device.array(np.zeros(counters.nbytes(sizes), np.uint8))
-    launch = one.launch(parse_target(TARGET)).at(sizes)
-    entry = device.module(generate(one, TARGET).text)[one.kernel_name]
+    launch = one.launch(where).at(sizes)
+    entry = device.module(generate(one, target).text)[one.kernel_name]
     for _ in range(2):
         held["out"] = device.array(np.zeros_like(given["out"]))
         entry.launch(
@@ -117,7 +153,8 @@ def launched(one: MultiHeadAttention, device: Any, **sizes: int) -> tuple[int, f
         assert not held["parts_left"].numpy().any()
     wanted, got = one.reference(**given)["out"].astype(np.float64), held["out"].numpy()
     error = float(np.linalg.norm(got.astype(np.float64) - wanted) / np.linalg.norm(wanted))
-    return int((~np.isnan(held["part_records"].numpy()).all(axis=(1, 2))).sum()), error, got
+    left = held["part_records"].numpy()[: shares.records * shares.warps * shares.record_floats]
+    return int((~np.isnan(left).reshape(shares.records, -1)).any(axis=1).sum()), error, got
 
 
 @pytest.mark.parametrize(
@@ -136,9 +173,8 @@ def launched(one: MultiHeadAttention, device: Any, **sizes: int) -> tuple[int, f
 def test_how_many_parts_there_are(heads: tuple[int, int], tokens: int, keys: int, wanted: int) -> None:
     """As many records are left, of two launches."""
     one = split(n_heads=heads[0], n_kv_heads=heads[1], lse=False)
-    found = parts(one.prefill, tokens, keys)
-    group = heads[0] // heads[1]
-    tiles = heads[1] * -(-tokens * group // tile_of(one.prefill).rows)
+    tiles = heads[1] * -(-tokens * heads[0] // heads[1] // tile_of(one.prefill).rows)
+    found = one.shares(parse_target(TARGET)).parts(tiles, keys)
     records, error, _ = launched(one, open_device("cpu"), n_tokens=tokens, n_keys=keys)
     assert (found, records, error < 0.01) == (wanted, tiles * wanted if wanted > 1 else 0, True)
 
@@ -163,7 +199,8 @@ def test_a_cta_takes_several_parts(mode: str, ctas: int, head_dim: int) -> None:
         ({"n_heads": 12, "n_kv_heads": 2}, (512, 4096), {"split_keys": True}),
         ({"window": 512}, (64, 16384), {}),
         ({"batched": True}, (64, 16384), {}),
-        ({"q_dtype": "f32"}, (64, 16384), {}),
+        ({"q_dtype": "f32"}, (64, 16384), {"split_keys": True}),  # on mma.sync
+        ({"q_dtype": "f32", "kv_dtype": "f32"}, (64, 16384), {}),
         ({"kv_dtype": "e4m3"}, (64, 16384), {"split_keys": True}),
         ({"kv_dtype": "e4m3"}, (512, 32768), {"widened": True}),
         ({"kv_dtype": "e4m3", "fp8": True}, (64, 16384), {}),
@@ -174,7 +211,7 @@ def test_the_faster_way(fields: dict[str, Any], counts: tuple[int, ...], wanted:
     shape = {"head_dim": 128, "n_heads": 32, "n_kv_heads": 8, "max_len": 32768}
     one = spec(**{**shape, **fields})
     assert one.fastest(parse_target(TARGET), *counts) == replace(one, **wanted)
-    assert one.fastest(parse_target("sm_90"), *counts) == one
+    assert one.fastest(parse_target("sm_75"), *counts) == one
 
 
 @pytest.mark.parametrize(
@@ -191,10 +228,10 @@ def test_the_faster_way(fields: dict[str, Any], counts: tuple[int, ...], wanted:
 def test_what_it_does_not_take(fields: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="split_keys: takes no"):
         split(**fields)
-    with pytest.raises(SpecError, match="split_keys: needs sm_90a"):
-        generate(split(), "sm_90")
-    with pytest.raises(SpecError, match="split_keys: needs sm_90a"):
-        generate(split(q_dtype="f32"), TARGET)
+    with pytest.raises(SpecError, match="split_keys: needs sm_80"):
+        generate(split(), "sm_75")
+    with pytest.raises(SpecError, match="split_keys: needs sm_80"):
+        generate(split(q_dtype="f32", kv_dtype="f32"), TARGET)
 
 
 SIXTEEN_BITS: tuple[dict[str, Any], ...] = (

@@ -7,6 +7,7 @@ a tile of rows reads every K and V byte once for the whole group, and spans few 
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.parts import Part, Shares
 from ptxgen.attention.prefill.ragged import Found, Ragged
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -24,12 +25,13 @@ class Rows:
     prefix = ""  # of names of parameters' registers, where another part of a kernel has them, too
     k_scale: Reg  # of the KV head's keys, where the scores' factor has it
     sequence: Reg  # of a batch: whose keys these are
+    part: Part  # of the keys of a tile of rows, where CTAs share them
 
-    def __init__(self, b: Builder, spec: Prefill, rows: int, keys: int) -> None:
+    def __init__(self, b: Builder, spec: Prefill, rows: int, keys: int, shares: Shares | None = None) -> None:
         self.b, self.spec, self.rows, self.keys = b, spec, rows, keys
         attention = spec.attention
         self.problem, self.cache, self.variant = attention.problem, attention.cache, attention.variant
-        self.group = self.problem.group
+        self.group, self.shares = self.problem.group, shares
         self._first_head: Reg | None = None
         self._q_rows: Reg | None = None
         self._found: Found | None = None
@@ -40,12 +42,12 @@ class Rows:
         b = self.b
         with b.fragment("locate", "the KV head, the rows of q that this CTA takes, and what they see"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
-            index = b.op("mov.u32", "cta", b.special("ctaid.x"))
+            index = self._unit(self.shares) if self.shares else b.op("mov.u32", "cta", b.special("ctaid.x"))
             self.kv_head: Reg = remainder(b, "kv_head", index, self.problem.n_kv_heads)
-            divide(b, "cta", index, self.problem.n_kv_heads)
+            index = divide(b, "cta", index, self.problem.n_kv_heads)
             if not self.cache.batched:
-                self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
-                self._clamp()
+                if self.shares is None:
+                    self._one_sequence()
                 self._keys(self._tile_from_last(index))
                 b.without("scan")
                 return
@@ -76,13 +78,33 @@ class Rows:
         if self.cache.max_len:
             self.b.op("min.s32", self.kv_len, self.kv_len, self.cache.max_len)
 
+    def _one_sequence(self) -> None:
+        """Its lengths."""
+        self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
+        self._clamp()
+
+    def _row_tiles(self) -> Reg:
+        """Tiles of rows of a KV head."""
+        b = self.b
+        self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+        tiles: Reg = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
+        return divide(b, "row_tiles", tiles, self.rows)
+
+    def _unit(self, shares: Shares) -> Reg:
+        """Which tile of rows of which KV head this CTA has a part of."""
+        b = self.b
+        item = b.op("mov.u32", "item", b.special("ctaid.x"))
+        self._one_sequence()
+        self._tiles = self._row_tiles()
+        tiles = b.op("mul.lo.u32", b.reg("all_tiles_of_rows", "u32"), self._tiles, self.problem.n_kv_heads)
+        self.part = Part.of(b, item, shares.count(b, tiles, self.kv_len), shares.most)
+        return self.part.unit
+
     def _tile_from_last(self, index: Reg) -> Reg:
         """The tile of rows of which `index` counts from the last."""
         b = self.b
         b.note("long rows first: the last tile of every head before the one that precedes it")
-        self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
-        tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
-        divide(b, "row_tiles", tiles, self.rows)
+        tiles = self._row_tiles() if self.shares is None else self._tiles
         tile: Reg = b.op("sub.s32", "row_tile", tiles, index)
         b.op("setp.gt.s32", "has_rows", tile, 0)
         return tile
@@ -91,7 +113,20 @@ class Rows:
         """The rows of a tile, counted from 1, and the keys that they see."""
         self.first_row = self.b.op("mad.lo.s32", "first_row", tile, self.rows, -self.rows)
         self._key_range()
+        if self.shares is not None:
+            self._own_keys()
         self.b.op("setp.lt.s32", "has_keys", self.key_begin, self.key_end)
+
+    def _own_keys(self) -> None:
+        """This CTA's part of the keys, in whole tiles."""
+        b = self.b
+        count = b.op("add.s32", b.reg("key_tiles", "s32"), self.key_end, self.keys - 1)
+        b.op("max.s32", count, count, 0)
+        low, tiles = self.part.tiles(b, divide(b, "key_tiles", count, self.keys))
+        b.op("min.u32", low, low, ((1 << 31) - 1) // self.keys, note="no key lies beyond")
+        b.op("mul.lo.s32", self.key_begin, low, self.keys)
+        end = b.op("mad.lo.s32", b.reg("part_end", "s32"), tiles, self.keys, self.key_begin)
+        b.op("min.s32", self.key_end, self.key_end, end)
 
     def _length(self, name: str) -> Reg:
         """A length from a scalar or from device memory; below 0 counts as 0."""

@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ptxgen.attention.prefill.copies import pitch
+from ptxgen.attention.prefill.parts import Shares
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 RESERVED = 1024  # bytes of shared memory that the driver keeps per CTA
+LEAST, MOST = 4, 32  # tiles of a part of the keys, at least, and parts of a tile of rows, at most
+# CTAs that run at once where two of few threads and narrow rows fit on a multiprocessor of an H100 or H200; on others
+# there are more than that, or fewer.
+CTAS, FEW_THREADS, NARROW = 264, 128, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ class TensorTile:
     def shared_bytes(self, dim: int) -> int:
         """The query rows, and `stages` tiles of K and of V, in 16-bit elements."""
         return (self.rows + 2 * self.stages * self.keys) * pitch(2 * dim)
+
+    def shares(self, dim: int) -> Shares:
+        """How CTAs share keys, of rows of `dim` elements."""
+        ctas = CTAS if dim <= NARROW and self.threads <= FEW_THREADS else CTAS // 2
+        accumulators = self.m_tiles * 4 * -(-dim // 8 // self.column_groups)
+        return Shares(self.keys, LEAST, MOST, ctas, 1, self.warps, rows=2 * self.m_tiles, accumulators=accumulators)
 
 
 @dataclass(frozen=True, slots=True)

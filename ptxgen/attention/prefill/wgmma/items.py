@@ -8,26 +8,19 @@ have about the same number of keys. It follows from the lengths alone: no counte
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.parts import Part
 from ptxgen.attention.prefill.ragged import Ragged
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps, pairs
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps, pairs, shares_of
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.division import divide, divide_any, remainder
+from ptxgen.idioms.division import divide, remainder
 
 WHOLE = 24 << 20  # bytes of K and V of all heads that the L2 cache may hold at once
 SECTION = 17 << 20  # bytes of a section, where there are several
-# By the largest head_dim: tiles of keys of a part, at least, and parts of a tile of rows, at most: merging a part takes
-# a quarter of a microsecond (128), and more than one where its rows come in several pieces.
-PARTS = ((128, 2, 32), (192, 6, 16), (256, 8, 16))
 LEAST_GAIN = 4, 5  # of rows in all rounds of a CTA, below which fewer warpgroups, which hide less, are not worth it
-
-
-def least_and_most(dim: int) -> tuple[int, int]:
-    """Of `PARTS`, for rows of `dim` elements."""
-    return next((least, most) for largest, least, most in PARTS if dim <= largest)
 
 
 class Items(Rows):
@@ -168,27 +161,11 @@ class Items(Rows):
         self.section_items = b.op("mul.lo.s32", "section_items", self.row_tiles, self.section_heads)
 
     def _divide_keys(self) -> None:
-        """How many CTAs share the keys of a tile of rows; part of an open fragment.
-
-        As many as all multiprocessors have in one round, or in two if these are a smaller share of the work each.
-        """
+        """How many CTAs share the keys of a tile of rows; part of an open fragment."""
         b = self.b
-        b.note("tiles of rows too few for all multiprocessors: CTAs share the keys of each, where these are many")
-        least, limit = least_and_most(self.spec.dim)
-        most = divide_any(b, b.reg("most_parts", "s32"), self.kv_len, least * self.keys)
-        b.op("min.s32", most, most, limit)
-        parts = b.op("mul.lo.u32", b.reg("parts", "u32"), self.row_tiles, self.problem.n_kv_heads)
-        b.op("max.u32", parts, parts, 1)
-        twice = b.op("div.u32", b.reg("parts_in_two_rounds", "u32"), 2 * CHIP_SMS, parts)
-        b.op("div.u32", parts, CHIP_SMS, parts)
-        b.op("min.s32", twice, twice, most)
-        b.op("min.s32", parts, parts, most)
-        level = b.op("shl.b32", scratch(b, "as_many_in_two", "s32"), parts, 1)
-        takes = b.op("setp.gt.s32", scratch(b, "takes_two_rounds", "pred"), twice, level)
-        b.op("selp.b32", parts, twice, parts, takes)
-        self.parts: Reg = b.op("max.u32", parts, parts, 1)
-        self.in_parts: Reg = b.op("setp.gt.u32", "in_parts", parts, 1)
-        b.op("mul.lo.u32", self.section_items, self.section_items, parts)
+        tiles = b.op("mul.lo.u32", b.reg("all_tiles_of_rows", "u32"), self.row_tiles, self.problem.n_kv_heads)
+        self.parts = shares_of(self.spec).count(b, tiles, self.kv_len)
+        b.op("mul.lo.u32", self.section_items, self.section_items, self.parts)
 
     def find(self) -> None:
         """Fragments `find_item`, `scan`, `place_item` and `next_round`."""
@@ -243,12 +220,8 @@ class Items(Rows):
         self.has_item = b.op("setp.lt.u32", "has_item", item, self.section_items)
         if not self.splits:
             return item
-        b.note("the parts of a tile of rows lie side by side")
-        unit: Reg = b.op("div.u32", b.reg("unit", "u32"), item, self.parts)
-        self.item, self.unit = item, unit
-        self.part = b.op("mul.lo.u32", b.reg("part_of_unit", "u32"), self.unit, self.parts)
-        b.op("sub.u32", self.part, item, self.part)
-        return unit
+        self.part = Part.of(b, item, self.parts, shares_of(self.spec).most)
+        return self.part.unit
 
     def _next(self) -> None:
         """The next round, or the first of the next section, which begins with another CTA; part of an open fragment."""
@@ -372,28 +345,18 @@ class Items(Rows):
         self.has_keys = b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
 
     def _take_part_of_keys(self) -> None:
-        """This item's of them: the first parts have one tile more where they do not come out even. Of a part that ends
-        before `first_tile` every row sees all keys; one behind it begins with its first."""
+        """This item's of them. Of a part that ends before `first_tile` every row sees all keys; one behind it begins
+        with its first."""
         b = self.b
-        b.note("and of these a part")
-        each = b.op("div.u32", b.reg("tiles_of_part", "u32"), self.key_tiles, self.parts)
-        more = b.op("mul.lo.u32", b.reg("tiles_over", "u32"), each, self.parts)
-        b.op("sub.u32", more, self.key_tiles, more)
-        low = b.op("min.u32", b.reg("part_lowest", "s32"), self.part, more)
-        b.op("mad.lo.s32", low, self.part, each, low)
+        low, self.key_tiles = self.part.tiles(b, self.key_tiles)
         b.op("add.s32", low, low, self.lowest_tile)
-        has_more = b.op("setp.lt.u32", scratch(b, "has_tile_over", "pred"), self.part, more)
-        self.key_tiles = b.op("add.s32", b.reg("part_tiles", "s32"), each, 0)
-        b.op("add.s32", self.key_tiles, self.key_tiles, 1, pred=has_more)
         last = b.op("add.s32", b.reg("part_last", "s32"), low, self.key_tiles)
         b.op("sub.s32", last, last, 1)
         self.first_tile = b.op("min.s32", b.reg("part_first", "s32"), self.first_tile, last)
         b.op("max.s32", self.first_tile, self.first_tile, low)
         self.lowest_tile = low
-        if self.variant.causal:
-            self.plain_tiles = b.op("sub.s32", b.reg("part_plain", "s32"), self.first_tile, low)
-        else:
-            self.plain_tiles = b.op("sub.s32", b.reg("part_plain", "s32"), self.key_tiles, 2)
+        before = self.first_tile if self.variant.causal else self.key_tiles
+        self.plain_tiles = b.op("sub.s32", b.reg("part_plain", "s32"), before, low if self.variant.causal else 2)
 
     def steps(self, rows: int, passes: int) -> list[tuple[int, int]] | None:
         """How far the row `rows` · i past one of the first `rows` lies from it, as (heads, tokens), for every pass i.

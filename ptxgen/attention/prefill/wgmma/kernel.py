@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.consumer.loop import Consumer
 from ptxgen.attention.prefill.wgmma.consumer.output import output
-from ptxgen.attention.prefill.wgmma.consumer.parts import Parts
+from ptxgen.attention.prefill.wgmma.consumer.parts import merged
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.producer.by_threads import Producer, QueryCopies
@@ -72,7 +72,7 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
     if spec.split_keys:
-        Parts(consumer).build()
+        merged(consumer)
     output(consumer, smem, first_maximum_serves)
     if first_maximum_serves:
         _passes(b, tile, smem, passes or "pass")

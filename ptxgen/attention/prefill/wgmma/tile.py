@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.parts import WARP, Shares
 from ptxgen.targets import Target
 
 COLUMN = 64  # elements of a swizzled row of 128 bytes
@@ -31,6 +32,9 @@ MOST_ALONE = 1024  # keys whose products in 8 bits tensor cores add up alone, wi
 WIDEST_PROMOTED = 128  # the largest head_dim with room for such sums
 MOST_WIDE = 4096  # keys that wider rows may have in one sum, which then loses 4 %
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
+# By the largest head_dim: tiles of keys of a part, at least, and parts of a tile of rows, at most: merging a part takes
+# a quarter of a microsecond (128), and more than one where its rows come in several pieces.
+PARTS = ((128, 2, 32), (192, 6, 16), (256, 8, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +295,14 @@ def tile_of(prefill: Prefill) -> WgmmaTile:
         prefill.dim, by_maps(prefill), several, converts(prefill), cache.quantised, prefill.fp8, lean(prefill),
         prefill.widened and not makes_at_first(prefill), turns(prefill), promotes(prefill), prefill.split_keys,
     )  # fmt: skip
+
+
+def shares_of(prefill: Prefill) -> Shares:
+    """How CTAs share keys."""
+    tile = tile_of(prefill)
+    least, most = next((least, most) for dim, least, most in PARTS if prefill.dim <= dim)
+    warps = tile.warpgroups * WARPGROUP // WARP
+    return Shares(tile.keys, least, most, CHIP_SMS, 2, warps, rows=2, accumulators=tile.width // 2)
 
 
 def turns(prefill: Prefill) -> bool:

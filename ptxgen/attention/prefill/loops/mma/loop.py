@@ -10,6 +10,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.loops.keys import KeyTiles
 from ptxgen.attention.prefill.loops.mma.output import output
+from ptxgen.attention.prefill.loops.mma.parts import merged
 from ptxgen.attention.prefill.loops.mma.registers import TensorRegisters
 from ptxgen.attention.prefill.loops.queries import QueryTile
 from ptxgen.attention.prefill.loops.tiles import TensorTile, dynamic
@@ -51,6 +52,9 @@ class TensorLoop(TensorRegisters):
         self.softmax.raise_maxima(self.accumulators)
         self._values()
         self._advance()
+        if self.shares is not None:
+            merged(self, self.shares)
+        self.b.expose(splits_keys=self.spec.split_keys)
         output(self, self.queries, self.base)
 
     # -- fragments -----------------------------------------------------------------------------------------------------

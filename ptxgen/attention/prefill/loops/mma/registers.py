@@ -24,7 +24,8 @@ class TensorRegisters:
         self.pitch = pitch(2 * spec.dim)
         self.steps, self.tail = divmod(spec.dim, 16)
         self.columns = -(-spec.dim // 8 // tile.column_groups)  # accumulator tiles of a warp
-        self.rows = Rows(b, spec, tile.rows, tile.keys)
+        self.shares = tile.shares(spec.dim) if spec.split_keys else None
+        self.rows = Rows(b, spec, tile.rows, tile.keys, self.shares)
         self.column_group: Reg  # of two; there is none where a warp has all columns
         self.owns_first: Reg | None = None  # of two column groups this is the first
 

@@ -1,6 +1,6 @@
 """Whether K and V of 8 bits should become 16-bit rows in memory once (of one sequence under the products, of a batch
 before them), or on the way, for every tile of rows anew: an estimate of both times, fitted to measurements of an H200.
-And how many CTAs share the keys of a tile of rows. Owns no code.
+Owns no code.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.wgmma.items import least_and_most
 from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, adapts, tile_of
 
 # By the largest head_dim: TFLOP/s of a multiprocessor over 16-bit rows, and the share of it that is left where e4m3 and
@@ -18,28 +17,9 @@ RATES = ((96, 4.85, {"e4m3": 0.89, "s8": 0.80}), (256, 6.17, {"e4m3": 0.78, "s8"
 # batch, before them.
 BEGIN, MEGABYTE = {False: 3.6, True: 4.2}, {False: 0.28, True: 0.86}
 
-SPARED = 640  # keys that sharing spares a CTA at least, where it is worth a merge
 
-
-def parts(prefill: Prefill, tokens: int, keys: int) -> int:
-    """How many CTAs share the keys of a tile of rows of `tokens` queries, the last of so many keys: as the kernel finds
-    it by `Items`."""
-    rows, heads = tokens * prefill.attention.problem.group, prefill.attention.problem.n_kv_heads
-    tiles = max(1, heads * -(-rows // _tile_rows(prefill, rows)))
-    least, limit = least_and_most(prefill.dim)
-    most = min(keys // (least * tile_of(prefill).keys), limit)
-    once, twice = (min(rounds * CHIP_SMS // tiles, most) for rounds in (1, 2))
-    return max(1, twice if twice > 2 * once else once)
-
-
-def shares_keys(prefill: Prefill, tokens: int, keys: int) -> int:
-    """The same, where that is sooner done; 1 where it is not."""
-    count = parts(prefill, tokens, keys)
-    return count if keys - keys // count >= SPARED else 1
-
-
-def _tile_rows(prefill: Prefill, rows: int) -> int:
-    """Of a tile, where a head has so many."""
+def tile_rows(prefill: Prefill, rows: int) -> int:
+    """Rows of a tile, where a head has so many in all."""
     fewest = FEWEST * ROWS
     few = prefill.attention.problem.n_kv_heads * -(-rows // fewest) <= CHIP_SMS
     return fewest if adapts(prefill) and few else tile_of(prefill).rows
@@ -65,7 +45,7 @@ def is_worth_it(prefill: Prefill, tokens: int, keys: int, sequences: int = 1, sh
         """The products of the CTA that has most of the tiles of so many rows."""
         return max(1.0, items(of) / CHIP_SMS) * of * seen * prefill.dim * 4e-6 / rate
 
-    narrow, wide = _tile_rows(replace(prefill, widened=False), rows), _tile_rows(prefill, rows)
+    narrow, wide = tile_rows(replace(prefill, widened=False), rows), tile_rows(prefill, rows)
     megabytes = 2e-6 * sequences * problem.n_kv_heads * prefill.dim * widened
     batch = prefill.attention.cache.batched
     return us(narrow) / shared / shares[problem.kv_dtype.name] > us(wide) + BEGIN[batch] + MEGABYTE[batch] * megabytes
