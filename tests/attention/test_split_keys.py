@@ -107,7 +107,7 @@ def test_the_same_bits_whatever_the_order() -> None:
         {"q_dtype": "f32", "kv_dtype": "s8", "head_dim": 32, "max_len": 900, "indirect": True},
         {"head_dim": 128, "soft_cap": 5.0},
         {"q_dtype": "f32", "head_dim": 256, "n_kv_heads": 1},
-        {"head_dim": 24, "programmatic": False},
+        {"head_dim": 24},
     ],
     ids=str,
 )
@@ -202,6 +202,7 @@ def test_a_cta_takes_several_parts(mode: str, ctas: int, head_dim: int) -> None:
         ({"q_dtype": "f32"}, (64, 16384), {"split_keys": True}),  # on mma.sync
         ({"q_dtype": "f32", "kv_dtype": "f32"}, (64, 16384), {}),
         ({"kv_dtype": "e4m3"}, (64, 16384), {"split_keys": True}),
+        ({"kv_dtype": "e4m3"}, (128, 32768), {"split_keys": True}),
         ({"kv_dtype": "e4m3"}, (512, 32768), {"widened": True}),
         ({"kv_dtype": "e4m3", "fp8": True}, (64, 16384), {}),
     ],
