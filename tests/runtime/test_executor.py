@@ -103,7 +103,7 @@ def test_chunks_over_a_cache_of_8_bits(device: Device, monkeypatch: pytest.Monke
         for layer in range(2):
             ex.flash_attention_cached(layer, *given[3 * layer : 3 * layer + 3], outs[layer])
         ex.stream.synchronize()
-        room = ex._kernels._wide
+        room = ex._kernels._arena
         assert (room is not None) == widened
         assert room is None or room.nbytes == 2 * 2 * 48 * 64 * 2, "K and V of one layer"
         return outs

@@ -165,3 +165,29 @@ def test_no_finding_in_prompts_of_odd_lengths(mode: str) -> None:
             prompt = prompt_of(model, length)
             token = model.prefill(prompt)
             assert token == int(np.argmax(reference.forward(prompt)[-1]))
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_few_positions_behind_many_share_keys(device: Device, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """CTAs do, in both precisions: on mma.sync and on wgmma. Logits are those without that but for rounding."""
+    monkeypatch.setattr("ptxgen.models.step.row_forms.PACKED_FROM", {"exact": 2, "fast": 2})
+    spec = small_spec("llama", max_position_embeddings=2048)
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+
+    def logits(shares: bool) -> np.ndarray:
+        model = Model(file, device, "f16", chunk=64, precision=precision)
+        attends = [op.spec for op in model.program("prefill", 64).ops if op.role == "attention"]
+        assert [one.split_keys for one in attends] == [shares] * spec.shape.n_layers
+        assert {one.q_dtype.name for one in attends} == {"f32" if precision == "exact" else "f16"}
+        for layer in range(spec.shape.n_layers):
+            for number, buffer in enumerate(model.steps.cache.buffers(layer).values()):
+                drawn = np.random.default_rng([layer, number]).standard_normal(buffer.shape)
+                buffer.copy_from(drawn.astype(buffer.dtype.numpy))
+        model._length = 1900
+        model.prefill(prompt_of(model, 40))
+        return model.steps.logits.numpy()[0].copy()
+
+    shared = logits(True)
+    monkeypatch.setattr("ptxgen.attention.prefill.parts.SPARED", 1 << 20)
+    alone = logits(False)
+    assert np.linalg.norm(shared - alone) < (1e-3 if precision == "exact" else 2e-2) * np.linalg.norm(alone)
