@@ -115,9 +115,9 @@ class MultiHeadAttention(KernelType):
     `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are
     converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
     tokens (`fastest` decides); the output is that of such a cache.
-    `split_keys` (on wgmma, of one sequence without window, fp8 and widened): where tokens are too few for all
-    multiprocessors, CTAs share the keys of a tile of rows, and the last of them merges what all have left in a
-    workspace of 3 to 36 MB. It is for few tokens behind many keys (`fastest` decides).
+    `split_keys` (from sm_80 on, head_dim up to 256, one sequence without a window, not `fp8` or `widened`): where
+    tokens are too few for all multiprocessors, CTAs share the keys of a tile of rows, and the last of them merges what
+    all have left in a workspace of 1 to 36 MB. It is for few tokens behind many keys (`fastest` decides).
     """
 
     bundled_as = "prefill"
@@ -154,7 +154,7 @@ class MultiHeadAttention(KernelType):
     )  # fmt: skip
     split_keys: bool = field(
         default=False, later=True,
-        doc="on sm_90a CTAs share the keys of tokens that are too few for all of them, through a workspace",
+        doc="from sm_80 on CTAs share the keys of tokens that are too few for all of them, through a workspace",
     )  # fmt: skip
     heads_inside: int = field(
         default=0, later=True, draws=_heads_inside, refuses=(-1,),
@@ -330,13 +330,14 @@ class MultiHeadAttention(KernelType):
     ) -> MultiHeadAttention:
         """The same attention, `split_keys` or `widened` where that is to be had and `tokens` queries in all, the last
         of so many `keys` of each sequence, are sooner done so. Without `widens` there is no memory for the latter."""
-        split, shared = self._split(target, tokens, keys)
+        plain = replace(self, widened=False, split_keys=False)
+        split, shared = plain._split(target, tokens, keys)
         if not widens or self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.ring:
             return split
-        wide = replace(self, widened=True)
+        wide = replace(plain, widened=True)
         if not runs_on_wgmma(wide.prefill, target):
             return split
-        either = runs_on_wgmma(self.prefill, target)
+        either = runs_on_wgmma(plain.prefill, target)
         return wide if not either or is_worth_it(wide.prefill, tokens, keys, sequences, shared) else split
 
     def _split(self, target: Target, tokens: int, keys: int) -> tuple[MultiHeadAttention, int]:
@@ -393,6 +394,11 @@ class MultiHeadAttention(KernelType):
         counters = max((one.ctas * one.warps for one in each), default=1)
         yield workspace("part_records", f32, floats)
         yield workspace("parts_left", u32, counters, align=4, zeroed=True)
+
+    @property
+    def record_bytes(self) -> int:
+        """What parts of keys leave, in bytes."""
+        return next(self._records()).nbytes({})
 
     def _splits_on(self, target: Target) -> bool:
         """Whether CTAs can share keys there."""

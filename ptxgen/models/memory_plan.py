@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ptxgen.kernel import spec_error, supports
+from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.models.step.decode import step_program
+from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
 CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")
@@ -58,11 +60,21 @@ def memory_plan(
     for spec in (*decode.specs(), *prefill.specs()):
         if not (support := supports(spec, where)):
             raise spec_error(type(spec).__name__, support.reasons)
-    return plan_of(decode, prefill)
+    return plan_of(decode, prefill, records=records_of_fewer_rows(prefill, where, source.spec.shape.max_len))
 
 
-def plan_of(decode: Program, *others: Program) -> MemoryPlan:
-    """What steps take that share weights, cache and scratch memory."""
+def records_of_fewer_rows(chunk: Program, target: Target, max_len: int) -> int:
+    """Bytes of what CTAs leave that share keys in the steps of a prompt of fewer rows than `chunk` has, if that step
+    shares none itself: one that does has room for them."""
+    attends = [op.spec for op in chunk.ops if isinstance(op.spec, MultiHeadAttention)]
+    if any(spec.split_keys for spec in attends):
+        return 0
+    fewest = (spec.fastest(target, 1, max_len) for spec in attends)
+    return max((spec.record_bytes for spec in fewest if spec.split_keys), default=0)
+
+
+def plan_of(decode: Program, *others: Program, records: int = 0) -> MemoryPlan:
+    """What steps take that share weights, cache and scratch memory; `records`: and other steps more of the latter."""
     formats: dict[str, int] = {}
     for tensor in decode.of_kind("weight"):
         formats[tensor.format] = formats.get(tensor.format, 0) + tensor.nbytes
@@ -70,5 +82,5 @@ def plan_of(decode: Program, *others: Program) -> MemoryPlan:
         t.name: t.nbytes for p in (decode, *others) for kind in ("state", "input", "output") for t in p.of_kind(kind)
     }
     cache = sum(nbytes for name, nbytes in kept.items() if name.endswith(CACHES))
-    scratch = max(plan_arena(program).nbytes for program in (decode, *others))
+    scratch = max(plan_arena(program).nbytes for program in (decode, *others)) + records
     return MemoryPlan(formats, cache, scratch, sum(kept.values()) - cache)

@@ -12,7 +12,7 @@ import numpy as np
 from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError, LogitsError
 from ptxgen.models.arena import plan_arena
-from ptxgen.models.memory_plan import MemoryPlan, plan_of
+from ptxgen.models.memory_plan import MemoryPlan, plan_of, records_of_fewer_rows
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.models.step.decode import step_program
@@ -54,17 +54,17 @@ class Steps:
     ) -> None:
         self.device, self.source, self.spec, self.precision = device, source, source.spec, precision
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
-        self.rings, self.widened = chunk if rings else 0, True
+        self.rings, self.attention_scratch = chunk if rings else 0, True
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
         if persistent:
             from ptxgen.runtime.model.resident import resident
 
             decode = resident(device, decode)
         if weights is None:
-            if not _has_room(device, plan_of(decode, prefill)):
-                self.widened = False  # a layer of the cache in 16 bits only saves time
+            if not _has_room(device, plan_of(decode, prefill, records=self._records(prefill))):
+                self.attention_scratch = False  # it only saves time
                 prefill = self.program("prefill", chunk)
-            _fits(device, plan_of(decode, prefill), self.spec.shape.max_len)
+            _fits(device, plan_of(decode, prefill, records=self._records(prefill)), self.spec.shape.max_len)
         if weights is None:
             self.weights = load_weights(device, decode, source, progress)
         else:
@@ -77,12 +77,19 @@ class Steps:
         if getattr(device, "mode", "") == "check":
             self.cache.zero()  # attention loads rows past a length early, and uses none of them
         begins = self.program("prefill", chunk, choice="none")
-        self.arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill, begins)), "u8")
+        scratch = max(plan_arena(p).nbytes for p in (decode, prefill, begins))
+        self.arena = device.empty(scratch + self._records(prefill), "u8")
         self.counters, self.tokens = device.zeros(2, s32), device.zeros(1, s32)
         self.logits = device.empty((1, shape.vocab), f32)
         self.decode = self._bind(decode)
         self._settings: Settings | None = None
         self._bound: dict[tuple[int, str], Step] = {(0, "greedy"): self.decode}
+
+    def _records(self, chunk: Program) -> int:
+        """Bytes of what CTAs leave that share keys in steps of fewer rows than a chunk."""
+        return (
+            records_of_fewer_rows(chunk, self.device.target, self.spec.shape.max_len) if self.attention_scratch else 0
+        )
 
     @cached_property
     def identity(self) -> str:
@@ -116,7 +123,7 @@ class Steps:
         program = step_program(
             self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype,
             target=self.device.target.name, programmatic=self.overlaps, precision=self.precision,
-            widened=self.widened, **{"rings": self.rings, **options},
+            attention_scratch=self.attention_scratch, **{"rings": self.rings, **options},
         )  # fmt: skip
         return fitted(program, getattr(self.device, "multiprocessors", None))
 

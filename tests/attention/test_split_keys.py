@@ -108,6 +108,7 @@ def test_the_same_bits_whatever_the_order() -> None:
         {"head_dim": 128, "soft_cap": 5.0},
         {"q_dtype": "f32", "head_dim": 256, "n_kv_heads": 1},
         {"head_dim": 24},
+        {"head_dim": 16, "lse": False},
     ],
     ids=str,
 )
@@ -179,6 +180,30 @@ def test_how_many_parts_there_are(heads: tuple[int, int], tokens: int, keys: int
     assert (found, records, error < 0.01) == (wanted, tiles * wanted if wanted > 1 else 0, True)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("fields", "keys"),
+    [
+        ({"head_dim": 256, "n_heads": 2, "n_kv_heads": 2}, 1536),
+        ({"head_dim": 192, "n_heads": 1, "n_kv_heads": 1, "kv_dtype": "e4m3", "max_len": 2048}, 2048),
+        ({"head_dim": 160, "n_heads": 1, "n_kv_heads": 1, "kv_dtype": "s8", "max_len": 1300}, 1300),
+        ({"head_dim": 16, "n_heads": 1, "n_kv_heads": 1}, 300),
+    ],
+    ids=str,
+)
+def test_early_rows_see_fewer_tiles_than_there_are_parts(fields: dict[str, Any], keys: int, seed: int) -> None:
+    """Parts without keys leave nothing, whoever comes last: of a prompt alone, whose first rows see few keys."""
+    one = split(**fields)
+    device = open_device("cpu", mode="random", seed=seed) if seed else open_device("cpu")
+    tile = tile_of(one.prefill)
+    tiles = one.n_kv_heads * -(-keys // tile.rows)
+    count = one.shares(parse_target(TARGET)).parts(tiles, keys)
+    assert count > tile.rows // tile.keys, "more parts than tiles of keys that the first rows see"
+    records, error, _ = launched(one, device, n_tokens=keys, n_keys=keys)
+    assert 0 < records < count * tiles
+    assert error < 0.01
+
+
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("ctas", [1, 3, 50])
 @pytest.mark.parametrize("head_dim", [16, 64, 192])
@@ -213,6 +238,8 @@ def test_the_faster_way(fields: dict[str, Any], counts: tuple[int, ...], wanted:
     one = spec(**{**shape, **fields})
     assert one.fastest(parse_target(TARGET), *counts) == replace(one, **wanted)
     assert one.fastest(parse_target("sm_75"), *counts) == one
+    chosen = one.fastest(parse_target(TARGET), *counts)
+    assert chosen.fastest(parse_target(TARGET), *counts) == chosen
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ptxgen.idioms.dot import multiply
 
 VECTOR = 4  # floats that a thread stores at once
 AT_ONCE = 64  # floats of a record that a thread has on their way, as registers allow
-LEAST = -(2.0**127)  # what a row that saw no key is shifted by, so that no difference of maxima is of two infinities
+LOWEST = -(2.0**127)  # what a row that saw no key is shifted by, so that no difference of maxima is of two infinities
 
 
 class Merge:
@@ -42,9 +42,10 @@ class Merge:
 
     def begin(self) -> None:
         """Whether this CTA has seen all keys already, and whether it has a part of them; part of an open fragment."""
-        b = self.b
-        b.op("setp.le.u32", self.all, self.part.parts, 1)
-        b.op("setp.gt.u32", "in_parts", self.part.parts, 1)
+        b, part = self.b, self.part
+        takes = b.op("setp.lt.u32", b.reg("takes_part", "pred"), part.number, part.taking)
+        b.op("setp.eq.and.u32", self.all, part.taking, 1, takes)
+        b.op("setp.gt.and.u32", "in_parts", part.taking, 1, takes)
 
     def leave(self, warp: Reg, lane: Reg) -> None:
         """Write this thread's record; part of an open fragment."""
@@ -60,7 +61,7 @@ class Merge:
     def draw(self, counters: int, of_unit: Reg | int, leads: Reg) -> Reg:
         """Count this part, and say how many were there before, to the thread that `leads`; part of an open fragment."""
         b, part = self.b, self.part
-        b.op("sub.u32", self.last, part.parts, 1)
+        b.op("sub.u32", self.last, part.taking, 1)
         counter = b.op("min.u32", b.reg("counter", "u32"), part.unit, self.shares.ctas - 1)
         if counters > 1:
             b.op("mad.lo.u32", counter, counter, counters, of_unit)
@@ -70,10 +71,8 @@ class Merge:
         return before
 
     def see(self, before: Reg) -> None:
-        """Whether all other parts were there; part of an open fragment."""
-        b = self.b
-        b.op("setp.eq.u32", "merges", before, self.last)
-        b.op("setp.eq.u32", self.all, before, self.last)
+        """Whether all other parts were there, so that this CTA has them all; part of an open fragment."""
+        self.b.op("setp.eq.u32", self.all, before, self.last)
 
     def build(self) -> None:
         """The pieces: so many accumulators as registers do for."""
@@ -96,7 +95,7 @@ class Merge:
         with b.fragment(f"begin_merge{number}", "from the first part on, the own one among them") as begin:
             first_item = b.op("sub.u32", scratch(b, "first_item", "u32"), part.item, part.number)
             self._record(self.at, first_item)
-            b.op("mov.u32", self.unmerged, part.parts)
+            b.op("mov.u32", self.unmerged, part.taking)
             for limit in self.softmax.limit:
                 b.op("mov.f32", limit, float("-inf"))
             for value in (*self.softmax.total, *order):
@@ -131,7 +130,7 @@ class Merge:
         b, mine, all_of = self.b, self.softmax.limit[row], self.softmax.total[row]
         factor, other = (scratch(b, f"{name}_factor{row}", "f32") for name in ("merged", "record"))
         new = b.op("max.f32", scratch(b, "merged_limit", "f32"), mine, limit)
-        scale = b.op("max.f32", scratch(b, "merged_scale", "f32"), new, LEAST)
+        scale = b.op("max.f32", scratch(b, "merged_scale", "f32"), new, LOWEST)
         for to, of in ((factor, mine), (other, limit)):
             b.op("sub.f32", to, of, scale)
             b.op("ex2.approx.ftz.f32", to, to)

@@ -9,16 +9,18 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.division import divide_any
 
-WARP = 32
+WARP = 32  # threads
 SPARED = 640  # keys that sharing spares a CTA at least, where it is worth a merge
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How keys are shared. A part has `least` tiles of `keys` or more, and a tile of rows `most` parts or fewer.
+    """How keys are shared. A part of those that the last rows see has `least` tiles of `keys` or more, and a tile of
+    rows `most` parts or fewer.
 
-    `ctas`: of the launch that run at once, which have a part each, in one round or, where each part is then smaller, in
-    one of `rounds`. A CTA has `warps` that accumulate, a thread of these `rows` rows and `accumulators` registers.
+    `ctas` run at once, on most GPUs. Parts are as many as these, so that each has one, or `rounds` times as many, where
+    that makes each part smaller by more. A CTA has `warps` that accumulate, a thread of these `rows` rows and
+    `accumulators` registers.
     """
 
     keys: int
@@ -72,28 +74,24 @@ class Shares:
         return parts
 
 
-@dataclass(frozen=True, slots=True)
 class Part:
-    """Registers: a CTA's item, the tile of rows it is of, which part of it, and how many there are."""
+    """Registers: a CTA's item, the tile of rows it is a part of, which part, and how many there are; behind `tiles`,
+    how many of these have keys (one, where no row sees any)."""
 
-    item: Reg
-    unit: Reg
-    number: Reg
-    parts: Reg
+    taking: Reg
 
-    @classmethod
-    def of(cls, b: Builder, item: Reg, parts: Reg, most: int) -> Part:
+    def __init__(self, b: Builder, item: Reg, parts: Reg, most: int) -> None:
         """The parts of a tile of rows lie side by side; part of an open fragment."""
         b.note("the parts of a tile of rows lie side by side")
-        unit = b.op("div.u32", b.reg("unit", "u32"), item, parts)
-        number = b.op("mul.lo.u32", b.reg("part_of_unit", "u32"), unit, parts)
-        b.op("sub.u32", number, item, number)
-        b.op("min.u32", number, number, most - 1, note="no part lies beyond")
-        return cls(item, unit, number, parts)
+        self.item, self.parts = item, parts
+        self.unit: Reg = b.op("div.u32", b.reg("unit", "u32"), item, parts)
+        self.number: Reg = b.op("mul.lo.u32", b.reg("part_of_unit", "u32"), self.unit, parts)
+        b.op("sub.u32", self.number, item, self.number)
+        b.op("min.u32", self.number, self.number, most - 1, note="no part lies beyond")
 
     def tiles(self, b: Builder, count: Reg) -> tuple[Reg, Reg]:
-        """The first of `count` tiles of keys that are this part's, and how many are: the first parts have one more
-        where they do not come out even; part of an open fragment."""
+        """The first of the `count` tiles of keys that its rows see that is this part's, and how many are: the first
+        parts have one more where they do not come out even; part of an open fragment."""
         b.note("and of these a part")
         each = b.op("div.u32", b.reg("tiles_of_part", "u32"), count, self.parts)
         over = b.op("mul.lo.u32", b.reg("tiles_over", "u32"), each, self.parts)
@@ -103,4 +101,7 @@ class Part:
         has_more = b.op("setp.lt.u32", scratch(b, "has_tile_over", "pred"), self.number, over)
         tiles = b.op("mov.s32", b.reg("part_tiles", "s32"), each)
         b.op("add.s32", tiles, tiles, 1, pred=has_more)
+        b.note("early rows may see fewer tiles than there are parts: these leave nothing")
+        self.taking = b.op("max.u32", b.reg("parts_taking", "u32"), count, 1)
+        b.op("min.u32", self.taking, self.taking, self.parts)
         return low, tiles

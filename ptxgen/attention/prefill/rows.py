@@ -97,7 +97,7 @@ class Rows:
         self._one_sequence()
         self._tiles = self._row_tiles()
         tiles = b.op("mul.lo.u32", b.reg("all_tiles_of_rows", "u32"), self._tiles, self.problem.n_kv_heads)
-        self.part = Part.of(b, item, shares.count(b, tiles, self.kv_len), shares.most)
+        self.part = Part(b, item, shares.count(b, tiles, self.kv_len), shares.most)
         return self.part.unit
 
     def _tile_from_last(self, index: Reg) -> Reg:

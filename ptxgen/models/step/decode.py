@@ -45,7 +45,7 @@ def step_program(
     pages: int = 0,
     precision: str = "exact",
     page_layout: str = "hnd",
-    widened: bool = True,
+    attention_scratch: bool = True,
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap if the kernel and the `target` support it. `batch_invariant`: rows of a batch have the same bits whatever
@@ -57,8 +57,8 @@ def step_program(
     `precision` of several rows: "exact": as f32. If the target has wgmma, "fast" rounds activations to bf16 before each
     product; "e4m3" rounds them to e4m3 before products with e4m3 weights (with a scale a row, or a row and 128 columns;
     not with two to eight sequences on sm_90), and to bf16 before other products. Up to eight rows of a prompt stay
-    exact with K-quants. `widened`: a prompt's attention over a cache of 8 bits may use scratch memory for a layer's
-    keys and values in 16 bits, if that is faster.
+    exact with K-quants. `attention_scratch`: a prompt's attention may use scratch memory, if that is faster: for what
+    CTAs leave that share keys, or over a cache of 8 bits for a layer's keys and values in 16 bits.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -74,7 +74,7 @@ def step_program(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
         programmatic=programmatic, batch_invariant=batch_invariant and step == "batch", choice=choice, rings=rings,
         page_size=page_size, pages=pages, page_layout=page_layout, precision=precision,
-        widened=widened,
+        attention_scratch=attention_scratch,
     )  # fmt: skip
     made.make()
     return made.program()

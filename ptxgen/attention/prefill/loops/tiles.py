@@ -15,8 +15,8 @@ from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 RESERVED = 1024  # bytes of shared memory that the driver keeps per CTA
 LEAST, MOST = 4, 32  # tiles of a part of the keys, at least, and parts of a tile of rows, at most
-# CTAs that run at once where two of few threads and narrow rows fit on a multiprocessor of an H100 or H200; on others
-# there are more than that, or fewer.
+# How many CTAs an H100 or H200 runs at once: two a multiprocessor of up to FEW_THREADS threads and rows of up to NARROW
+# elements, else one. Other GPUs run fewer or more; parts are then more or fewer than would be best.
 CTAS, FEW_THREADS, NARROW = 264, 128, 128
 
 

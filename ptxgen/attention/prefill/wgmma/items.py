@@ -220,7 +220,7 @@ class Items(Rows):
         self.has_item = b.op("setp.lt.u32", "has_item", item, self.section_items)
         if not self.splits:
             return item
-        self.part = Part.of(b, item, self.parts, shares_of(self.spec).most)
+        self.part = Part(b, item, self.parts, shares_of(self.spec).most)
         return self.part.unit
 
     def _next(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.consumer.loop import Consumer
+from ptxgen.attention.prefill.wgmma.consumer.merge import merged
 from ptxgen.attention.prefill.wgmma.consumer.output import output
-from ptxgen.attention.prefill.wgmma.consumer.parts import merged
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.producer.by_tensor_maps import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.producer.by_threads import Producer, QueryCopies

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.loops.keys import KeyTiles
+from ptxgen.attention.prefill.loops.mma.merge import merged
 from ptxgen.attention.prefill.loops.mma.output import output
-from ptxgen.attention.prefill.loops.mma.parts import merged
 from ptxgen.attention.prefill.loops.mma.registers import TensorRegisters
 from ptxgen.attention.prefill.loops.queries import QueryTile
 from ptxgen.attention.prefill.loops.tiles import TensorTile, dynamic

@@ -16,7 +16,7 @@ def merged(loop: TensorRegisters, shares: Shares) -> None:
     order = [value for m in range(loop.tile.m_tiles) for n in range(loop.columns) for value in loop.acc_of(m, n)]
     merge = Merge(b, shares, part, loop.softmax, loop.accumulators, order)
     told = b.shared("parts_told", 4, 4)
-    with b.fragment("all_keys", "the CTA of the only part has seen all of them"):
+    with b.fragment("all_keys", "the CTA of the only part with keys has seen all of them"):
         merge.begin()
     with b.fragment("leave_part", "what each warp has of its rows"):
         thread = b.op("mov.u32", scratch(b, "own_thread", "u32"), b.special("tid.x"))
