@@ -12,9 +12,11 @@ from ptxgen import SpecError
 from ptxgen.dtypes import f32, s32
 from ptxgen.kernels import Advance, PackedGemm
 from ptxgen.models.arena import ALIGN, lives, plan_arena
-from ptxgen.models.memory_plan import memory_plan, positions_at_once
+from ptxgen.models.memory_plan import memory_plan, positions_at_once, records_of_fewer_rows
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.models.step.decode import STEPS, step_program
+from ptxgen.models.step.prompt_steps import step_rows
+from ptxgen.targets import target
 from ptxgen.weights import weight_format
 from tests.support.models.array_file import ArrayFile
 from tests.support.models.families import CONFIGS, random_weights, small_spec
@@ -147,6 +149,27 @@ def test_memory_is_what_the_formats_need() -> None:
     most = spec.shape.max_len
     assert memory_plan(file, chunk=512) == memory_plan(file, chunk=most), "a step takes no more than the context"
     assert [positions_at_once(512, n) for n in (1, 63, most, 512, 4096)] == [1, 32, most, 512, 512]
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_memory_does_for_steps_of_fewer_rows_that_share_keys(precision: str) -> None:
+    """1024 rows of this shape share no keys, fewer do."""
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "head_dim": 128}
+    spec = small_spec("llama", **heads, num_hidden_layers=1, max_position_embeddings=8192)
+    how = {"kv_dtype": "f16", "target": "sm_90a", "precision": precision}
+    programs = {
+        rows: step_program(spec, "bf16", "prefill", rows=rows, **how)
+        for rows in sorted({step_rows(count) for count in range(1, 1025)})
+    }
+    needs = {rows: plan_arena(program).nbytes for rows, program in programs.items()}
+    records = {rows: records_of_fewer_rows(each, target("sm_90a"), 8192) for rows, each in programs.items()}
+    most = {chunk: max(need for rows, need in needs.items() if rows <= chunk) for chunk in needs}
+    assert all(most[chunk] <= needs[chunk] + records[chunk] for chunk in needs)
+    assert any(most[chunk] > needs[chunk] for chunk in needs), "without records some chunk's memory would not do"
+    assert not records[64], "it has them"
+    assert not records_of_fewer_rows(programs[1024], target("sm_90a"), 512), "too few keys"
+    lean = step_program(spec, "bf16", "prefill", rows=64, **how, attention_scratch=False)
+    assert plan_arena(lean).nbytes < needs[64] - records[1024] // 2
 
 
 def test_a_value_is_plain_data() -> None:
