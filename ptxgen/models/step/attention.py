@@ -22,10 +22,12 @@ from ptxgen.scales import scale_groups
 from ptxgen.spec.cache_fields import PAGE_LAYOUTS
 from ptxgen.targets import target as parse_target
 
-# Rows of a prompt's step up to which each reads the cache by itself, as a token does, by the bits of a query: attention
-# of many queries shares keys among them, but not among CTAs, and few rows leave it few CTAs. (Measured on an H200 at
-# depths of 0 to 16384: 16 rows of 16 bits take 1 to 3 % longer at 0, and 4 to 38 % less from 4096 on.)
+# Rows of a prompt's step up to which each reads the cache by itself, as a token does, by the bits of a query, if they
+# are FEWEST or fewer, or read no more than so many elements of a position together. Others read it once, and CTAs share
+# keys. (Measured on an H200 at depths of 0 to 16384: so 16 to 32 rows of Llama 3 8B take 6 % more to 64 % less, those of
+# Qwen2.5 1.5B, with a quarter of the elements, 31 % more to 21 % less.)
 FEW_QUERIES = {32: 32, 16: 16}
+FEWEST, FEW_ELEMENTS = 8, 8192
 # Elements of all keys from which on attention waits until a product of exact rows that appends has ended; below it asks
 # for keys while that runs. (Llama 3 8B, 8 sequences on an H200: 85 µs of 4078 less at depth 512, level at 2048.)
 HELD_KEYS = 2048 * 8192
@@ -325,7 +327,7 @@ class AttentionOfStep(TiledProducts):
         given: dict[str, str | Ref] = {"q": q, "out": out}
         how: dict[str, Any] = {"indirect": True}
         kernel, sizes = "incremental_attention", {}
-        if self.step == "prefill" and self.rows <= FEW_QUERIES[attention.q_dtype.bits]:
+        if self.step == "prefill" and self._is_few(attention):
             lengths = self.tensor("query_lengths", "input", (self.rows,), s32)
             given, sizes = given | caches | {"seq_lens": lengths}, {"batch": self.rows}
             how = {"batched": True, "one_cache": True, "programmatic": False}
@@ -347,6 +349,11 @@ class AttentionOfStep(TiledProducts):
         else:
             given |= caches | {"seq_len": self._length()}
         self.op(kernel, "attention", given, sizes, **attention.fields(kernel, **how))
+
+    def _is_few(self, attention: Attention) -> bool:
+        """Whether each row of a prompt's step reads the cache by itself."""
+        few = self.rows <= FEWEST or self.rows * self.model.kv_width <= FEW_ELEMENTS
+        return few and self.rows <= FEW_QUERIES[attention.q_dtype.bits]
 
     def _prompt_fields(self, attention: Attention) -> dict[str, Any]:
         """Whether CTAs share a prompt's keys, and whether those of 8 bits become 16-bit ones in scratch memory first:
