@@ -24,8 +24,8 @@ from ptxgen.targets import target as parse_target
 
 # Rows of a prompt's step up to which each reads the cache by itself, as a token does, by the bits of a query, if they
 # are FEWEST or fewer, or read no more than so many elements of a position together. Others read it once, and CTAs share
-# keys. (Measured on an H200 at depths of 0 to 16384: so 16 to 32 rows of Llama 3 8B take 6 % more to 64 % less, those of
-# Qwen2.5 1.5B, with a quarter of the elements, 31 % more to 21 % less.)
+# keys. (Measured on an H200 at depths of 0 to 16384: so 16 to 32 rows of Llama 3 8B take 6 % more to 64 % less, and
+# those of Qwen2.5 1.5B, with a quarter of the elements, 31 % more to 21 % less.)
 FEW_QUERIES = {32: 32, 16: 16}
 FEWEST, FEW_ELEMENTS = 8, 8192
 # Elements of all keys from which on attention waits until a product of exact rows that appends has ended; below it asks
