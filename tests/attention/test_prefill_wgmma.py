@@ -22,6 +22,11 @@ from tests.tools.mutations import SpecSubject, Work, deletions
 
 TARGET = "sm_90a"
 SIZES = {"n_tokens": 70, "n_keys": 300}
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"layout": "heads"},
+    {"layout": "heads", "heads_inside": 2},
+    {"n_heads": 9, "n_kv_heads": 3, "head_dim": 48, "layout": "heads", "heads_inside": 3},
+)
 SMALL: dict[str, Any] = {"head_dim": 16, "n_heads": 4, "n_kv_heads": 2, "q_dtype": "bf16", "kv_dtype": "bf16"}
 
 
@@ -78,9 +83,7 @@ def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"layout": "heads"},
-        {"layout": "heads", "heads_inside": 2},
-        {"n_heads": 9, "n_kv_heads": 3, "head_dim": 48, "layout": "heads", "heads_inside": 3},
+        *LAYOUTS,
         {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150},
         {"max_len": 150, "window": 20, "sinks": True},
         {"max_len": 150, "window": 20, "ring": 128},

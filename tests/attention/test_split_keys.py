@@ -15,7 +15,7 @@ from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
-from tests.attention.test_prefill_wgmma import TARGET, attend, few_ctas, spec
+from tests.attention.test_prefill_wgmma import LAYOUTS, TARGET, attend, few_ctas, spec
 from tests.support.marks import needs_assembler
 
 
@@ -57,9 +57,7 @@ def test_lengths_around_every_boundary(causal: bool, kind: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"layout": "heads"},
-        {"layout": "heads", "heads_inside": 2},
-        {"n_heads": 9, "n_kv_heads": 3, "head_dim": 48, "layout": "heads", "heads_inside": 3},
+        *LAYOUTS,
         {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 300},
         {"max_len": 300, "sinks": True},
         {"soft_cap": 5.0, "scale": 1.0},

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ptxgen.attention.prefill.parts import WARP, Part, Shares
+from ptxgen.attention.prefill.parts import Part, Shares
+from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.attention.prefill.softmax import Softmax
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg

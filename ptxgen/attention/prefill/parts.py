@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.division import divide_any
 
-WARP = 32  # threads
 SPARED = 640  # keys that sharing spares a CTA at least, where it is worth a merge
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ptxgen.attention.prefill.contract import Prefill
-from ptxgen.attention.prefill.parts import WARP, Shares
+from ptxgen.attention.prefill.parts import Shares
+from ptxgen.attention.prefill.ragged import WARP
 from ptxgen.targets import Target
 
 COLUMN = 64  # elements of a swizzled row of 128 bytes
