@@ -74,7 +74,8 @@ def ours(name: str = "", **more: Any) -> Prepare:
             shape["max_len"] = keys  # without one, values would be converted on the way
         spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kv_kind, layout="heads")
         if not spec.widened:  # else as asked for
-            spec = spec.fastest(parse_target(target_of(name)), tokens, keys, widens=False)
+            fastest = spec.fastest(parse_target(target_of(name)), tokens, keys)
+            spec = spec if fastest.widened else fastest
         if not supports(spec, target_of(name)):
             raise Declined
         loaded = Loaded(generate(spec, target_of(name)), n_tokens=tokens, n_keys=keys)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
@@ -326,30 +327,20 @@ class MultiHeadAttention(KernelType):
         cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
         return Attention(Variant.of(self, self.head_dim), cache)
 
-    def fastest(
-        self, target: Target, tokens: int, keys: int, sequences: int = 1, *, widens: bool = True
-    ) -> MultiHeadAttention:
+    def fastest(self, target: Target, tokens: int, keys: int, sequences: int = 1) -> MultiHeadAttention:
         """The same attention, `split_keys` or `widened` where that is to be had and `tokens` queries in all, the last
-        of so many `keys` of each sequence, are sooner done so. Without `widens` there is no memory for the latter."""
-        plain = replace(self, widened=False, split_keys=False)
-        split, shared = plain._split(target, tokens, keys)
-        if not widens or self.kv_dtype.bits != 8 or self.q_dtype.bits != 16 or self.fp8 or self.ring:
-            return split
-        wide = replace(plain, widened=True)
-        if not runs_on_wgmma(wide.prefill, target):
-            return split
-        either = runs_on_wgmma(plain.prefill, target)
-        return wide if not either or is_worth_it(wide.prefill, tokens, keys, sequences, shared) else split
-
-    def _split(self, target: Target, tokens: int, keys: int) -> tuple[MultiHeadAttention, int]:
-        """The same attention, `split_keys` where so CTAs share the keys of a tile of rows, and how many do."""
-        if self.batched or self.window or self.fp8 or not self._splits_on(target):
-            return self, 1
-        split = replace(self, split_keys=True)
-        rows, tile = tokens * self.attention.problem.group, split.tile(target)
-        each = tile_rows(split.prefill, rows) if isinstance(tile, WgmmaTile) else tile.rows
-        shared = split.shares(target).worth(self.n_kv_heads * -(-rows // each), keys)
-        return (split, shared) if shared > 1 else (self, 1)
+        of so many `keys` of each sequence, are sooner done so."""
+        ways = _ways(self, target)
+        best, shared = ways.plain, 1
+        if ways.split is not None:
+            rows, of_split = tokens * self.n_heads // self.n_kv_heads, ways.split.prefill
+            each = tile_rows(of_split, rows) if ways.on_wgmma else ways.split.tile(target).rows
+            shared = ways.split.shares(target).worth(self.n_kv_heads * -(-rows // each), keys)
+            best = ways.split if shared > 1 else best
+        if ways.wide is None:
+            return best
+        wider = not ways.on_wgmma or is_worth_it(ways.wide.prefill, tokens, keys, sequences, shared)
+        return ways.wide if wider else best
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
@@ -483,3 +474,24 @@ class MultiHeadAttention(KernelType):
     def reference(self, **arguments: Any) -> Arrays:
         """Rows that no token has stay as they are."""
         return example.reference(self.prefill, arguments)
+
+
+class _Ways(NamedTuple):
+    """How an attention may be computed on a target, between which `fastest` chooses; `on_wgmma`: so is `plain`."""
+
+    plain: MultiHeadAttention
+    split: MultiHeadAttention | None
+    wide: MultiHeadAttention | None
+    on_wgmma: bool
+
+
+@lru_cache(maxsize=256)
+def _ways(spec: MultiHeadAttention, target: Target) -> _Ways:
+    plain = replace(spec, widened=False, split_keys=False)
+    splits = plain._splits_on(target) and not (plain.batched or plain.window or plain.fp8)
+    wide = None
+    if plain.kv_dtype.bits == 8 and plain.q_dtype.bits == 16 and not (plain.fp8 or plain.ring):
+        wide = replace(plain, widened=True)
+        wide = wide if runs_on_wgmma(wide.prefill, target) else None
+    split = replace(plain, split_keys=True) if splits else None
+    return _Ways(plain, split, wide, runs_on_wgmma(plain.prefill, target))

@@ -66,7 +66,7 @@ def memory_plan(
 def records_of_fewer_rows(chunk: Program, target: Target, max_len: int) -> int:
     """Bytes of what CTAs leave that share keys in the steps of a prompt of fewer rows than `chunk` has, if that step
     shares none itself: one that does has room for them."""
-    attends = [op.spec for op in chunk.ops if isinstance(op.spec, MultiHeadAttention)]
+    attends = {op.spec for op in chunk.ops if isinstance(op.spec, MultiHeadAttention)}
     if any(spec.split_keys for spec in attends):
         return 0
     fewest = (spec.fastest(target, 1, max_len) for spec in attends)

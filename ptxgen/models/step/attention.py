@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ptxgen.dtypes import DType, bf16, f16, f32, s8, s32
@@ -46,6 +46,7 @@ class AttentionOfStep(TiledProducts):
     pages: int
     page_layout: str
     attention_scratch: bool
+    _prompt_fields_of: dict[Attention, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def _length(self) -> str:
         """How long sequences are with this step's tokens."""
@@ -361,10 +362,13 @@ class AttentionOfStep(TiledProducts):
         the first steps, attention takes 14 % longer.)"""
         if not self.attention_scratch:
             return {}
-        spec = attention.spec("multi_head_attention", indirect=True)
-        assert isinstance(spec, MultiHeadAttention)
-        fastest = spec.fastest(parse_target(self.target), self.rows, self.model.shape.max_len)
-        return {"widened": fastest.widened, "split_keys": fastest.split_keys}
+        if attention not in self._prompt_fields_of:  # layers have the same
+            spec = attention.spec("multi_head_attention", indirect=True)
+            assert isinstance(spec, MultiHeadAttention)
+            fastest = spec.fastest(parse_target(self.target), self.rows, self.model.shape.max_len)
+            found = {"widened": fastest.widened, "split_keys": fastest.split_keys}
+            self._prompt_fields_of[attention] = found
+        return self._prompt_fields_of[attention]
 
     def _add(self, x: str | Ref, name: str, post_norm: str, weight: str, k: int, source: str | Ref) -> None:
         """Add a product to the residual stream, normed before where the family does that."""
