@@ -8,7 +8,8 @@ from typing import Any
 
 Case = dict[str, Any]
 SHAPES = ((32, 8, 128), (32, 4, 64))
-WIDE = (32, 8, 256)
+WIDE, PADDED = (32, 8, 256), (32, 8, 120)
+SHAPES_OF = {"head_dim 256": (WIDE,), "8 bits, head_dim 120": (PADDED,)}  # of groups; of all others SHAPES
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 SOME = (1024, 4096, 16384)
 UNEQUAL = (4096, 129, 2500, 31, 1024, 3000, 700, 2048, 64, 1500)  # tokens of the sequences of a batch
@@ -23,8 +24,7 @@ def cases(group: str, dtype: str = "bf16", lengths: Sequence[int] = LENGTHS) -> 
     tokens are the last; `lengths` of a batch's sequences; `page_size` of its caches; `seconds` without a pause;
     `kv_dtype` of keys and values of 8 bits, and `fp8` products of queries with them.
     """
-    shapes = (WIDE,) if group == "head_dim 256" else SHAPES
-    for heads in shapes:
+    for heads in SHAPES_OF.get(group, SHAPES):
         given = dict(zip(("n_heads", "n_kv_heads", "head_dim"), heads, strict=True))
         for tokens, more in _of(group, lengths):
             yield {**given, "tokens": tokens, "dtype": dtype, **more}
@@ -48,11 +48,16 @@ def _of(group: str, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any
     elif group == "8 bits":
         for more in ({"kv_dtype": "e4m3"}, {"kv_dtype": "s8"}, {"kv_dtype": "e4m3", "fp8": True}):
             yield from ((n, more) for n in SOME[1:])
+    elif group == "8 bits, head_dim 120":
+        yield from ((n, {"kv_dtype": kind}) for kind in ("e4m3", "s8") for n in SOME[1:])
     elif group == "paged":
         yield from ((sum(n), {"lengths": list(n), "page_size": 16}) for n in ((8192,), UNEQUAL))
 
 
-GROUPS = ("prompts", "chunk", "few", "paged", "unequal", "head_dim 256", "sustained", "8 bits", "not causal")
+GROUPS = (
+    "prompts", "chunk", "few", "paged", "unequal", "head_dim 256", "sustained", "8 bits", "8 bits, head_dim 120",
+    "not causal",
+)  # fmt: skip
 
 
 def is_alone(case: Case) -> bool:
@@ -122,11 +127,13 @@ class Inputs:
                 held[name] = (wide * 2**5).to(torch.float8_e4m3fn)
                 wide = held[name].float() * 2**-5
             else:
-                groups = wide.unflatten(-1, (-1, 32))
+                groups = torch.nn.functional.pad(wide, (0, -wide.shape[-1] % 32)).unflatten(-1, (-1, 32))
                 scales = (groups.abs().amax(-1) / 127).half()
                 values = (groups / scales[..., None].float()).round().clamp(-127, 127)
-                held[name], held[f"{name}_scales"] = values.flatten(-2).to(torch.int8), scales
-                wide = (values * scales[..., None].float()).flatten(-2)
+                dim = wide.shape[-1]
+                held[name] = values.flatten(-2)[..., :dim].to(torch.int8).contiguous()
+                held[f"{name}_scales"] = scales
+                wide = (values * scales[..., None].float()).flatten(-2)[..., :dim]
             sequence[n] = wide.to(sequence[n].dtype)[None]
         return held
 

@@ -99,8 +99,8 @@ class MultiHeadAttention(KernelType):
     sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
     and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
     in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is 16,
-    or a multiple of 8 from 24 to 256 (with rings and with caches of 8 bits a multiple of 16 up to 192).
-    `head_scales`: e4m3 keys and values are multiplied by `k_scale`, `v_scale [n_kv_heads]`, f32.
+    or a multiple of 8 from 24 to 256 (with rings, and with caches of 8 bits that are not `widened`, a multiple of 16
+    up to 192). `head_scales`: e4m3 keys and values are multiplied by `k_scale`, `v_scale [n_kv_heads]`, f32.
     int8 caches have k_scales, v_scales `[…, ceil(head_dim /
     32)]` in f16, a scale per 32 values. `fp8` (sm_90a): queries are rounded to e4m3, each row with a power of two as
     its scale, and multiplied with the e4m3 keys directly: for random queries a row of the output is off by some 3 % in
@@ -113,7 +113,7 @@ class MultiHeadAttention(KernelType):
     off by some 8 % (2 % in place of 0.4 where values have a mean of half their deviation), and lse by 0.04 in the mean,
     as measured with a head_dim of 64 to 128. Without a max_len, and with a head_dim above 128 where a row may see more
     than 4096 keys, values become 16-bit ones instead.
-    `widened` (sm_90a, head_dim a multiple of 16 up to 256, no ring): keys and values of 8 bits that some token sees are
+    `widened` (sm_90a, head_dim as with caches of 16 bits, no ring): keys and values of 8 bits that some token sees are
     converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
     tokens (`fastest` decides); the output is that of such a cache.
     `split_keys` (from sm_80 on, head_dim up to 256, one sequence without a window, not `fp8` or `widened`): where
@@ -307,7 +307,7 @@ class MultiHeadAttention(KernelType):
             yield f"fp8: needs sm_90a and a head_dim of at most 192 (got {target}, head_dim={self.head_dim})"
         if self.widened and not runs_on_wgmma(self.prefill, target):
             yield (
-                f"widened: needs sm_90a and a head_dim that is a multiple of 16, at most 256 (got {target}, "
+                f"widened: needs sm_90a and a head_dim of 16, or a multiple of 8 from 24 to 256 (got {target}, "
                 f"head_dim={self.head_dim})"
             )
         if self.split_keys and not self._splits_on(target):
@@ -334,12 +334,12 @@ class MultiHeadAttention(KernelType):
         best, shared = ways.plain, 1
         if ways.split is not None:
             rows, of_split = tokens * self.n_heads // self.n_kv_heads, ways.split.prefill
-            each = tile_rows(of_split, rows) if ways.on_wgmma else ways.split.tile(target).rows
+            each = ways.mma_rows or tile_rows(of_split, rows)
             shared = ways.split.shares(target).worth(self.n_kv_heads * -(-rows // each), keys)
             best = ways.split if shared > 1 else best
         if ways.wide is None:
             return best
-        wider = not ways.on_wgmma or is_worth_it(ways.wide.prefill, tokens, keys, sequences, shared)
+        wider = is_worth_it(ways.wide.prefill, tokens, keys, sequences, shared, ways.mma_rows)
         return ways.wide if wider else best
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
@@ -477,12 +477,13 @@ class MultiHeadAttention(KernelType):
 
 
 class _Ways(NamedTuple):
-    """How an attention may be computed on a target, between which `fastest` chooses; `on_wgmma`: so is `plain`."""
+    """How an attention may be computed on a target, between which `fastest` chooses; `mma_rows`: rows of a tile where
+    `plain` and `split` go through mma.sync."""
 
     plain: MultiHeadAttention
     split: MultiHeadAttention | None
     wide: MultiHeadAttention | None
-    on_wgmma: bool
+    mma_rows: int
 
 
 @lru_cache(maxsize=256)
@@ -493,5 +494,6 @@ def _ways(spec: MultiHeadAttention, target: Target) -> _Ways:
     if plain.kv_dtype.bits == 8 and plain.q_dtype.bits == 16 and not (plain.fp8 or plain.ring):
         wide = replace(plain, widened=True)
         wide = wide if runs_on_wgmma(wide.prefill, target) else None
-    split = replace(plain, split_keys=True) if splits else None
-    return _Ways(plain, split, wide, runs_on_wgmma(plain.prefill, target))
+    tile = plain.tile(target)
+    mma_rows = tile.rows if isinstance(tile, tiles.TensorTile) else 0
+    return _Ways(plain, replace(plain, split_keys=True) if splits else None, wide, mma_rows)

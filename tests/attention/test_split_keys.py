@@ -227,6 +227,10 @@ def test_a_cta_takes_several_parts(mode: str, ctas: int, head_dim: int) -> None:
         ({"kv_dtype": "e4m3"}, (64, 16384), {"split_keys": True}),
         ({"kv_dtype": "e4m3"}, (128, 32768), {"split_keys": True}),
         ({"kv_dtype": "e4m3"}, (512, 32768), {"widened": True}),
+        ({"kv_dtype": "e4m3", "head_dim": 256}, (8, 16384), {"split_keys": True}),  # on mma.sync, as are the next
+        ({"kv_dtype": "s8", "head_dim": 120}, (64, 32768), {"split_keys": True}),
+        ({"kv_dtype": "s8", "head_dim": 120}, (512, 16384), {"widened": True}),
+        ({"kv_dtype": "e4m3", "head_dim": 120, "n_heads": 8}, (512, 16384), {"split_keys": True}),
         ({"kv_dtype": "e4m3", "fp8": True}, (64, 16384), {}),
     ],
     ids=str,

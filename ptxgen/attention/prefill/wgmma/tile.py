@@ -213,12 +213,18 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
     (192, 2, 96, False, 72, 216, True),
     (256, 2, 64, False, 56, 224, True),
 )
-# In their place, by head_dim, where threads of the producer make 16-bit rows of one sequence under the products.
-_WIDENED: dict[int, _Row] = {
-    **dict.fromkeys((80, 96), (96, 3, 80, False, 80, 144, False)),
-    128: (128, 2, 128, False, 104, 200, False),
-    256: (256, 2, 64, False, 72, 216, True),
-}
+# The same where threads of the producer make 16-bit rows of one sequence under the products.
+_WIDENED: tuple[_Row, ...] = (
+    (24, 2, 16, False, 72, 216, False),
+    (32, 2, 128, False, 72, 216, False),
+    (64, 3, 96, True, 56, 152, False),
+    (96, 3, 80, False, 80, 144, False),
+    (128, 2, 128, False, 104, 200, False),
+    (176, 2, 112, False, 104, 200, True),
+    (192, 2, 112, False, 88, 208, True),
+    (224, 2, 64, False, 104, 200, True),
+    (256, 2, 64, False, 88, 208, True),
+)
 # In their place where CTAs share keys, whose producer finds its part of them.
 _SPLIT: dict[int, _Row] = {256: (256, 2, 64, False, 56, 224, True)}
 _BY_CONVERSION: tuple[_Row, ...] = (
@@ -274,11 +280,11 @@ def wgmma_tile(
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if turned:
         table = _TURNED
+    if widens:
+        table = _WIDENED
     if converts:
         table = _BY_FP8 if fp8 else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
-    if widens:
-        row = _WIDENED.get(row[0], row)
     if splits:
         row = _SPLIT.get(row[0], row)
     if converts and not fp8:
@@ -373,7 +379,7 @@ def by_maps(prefill: Prefill) -> bool:
 
 def is_padded(prefill: Prefill) -> bool:
     """Whether zeros follow the rows in shared memory: boxes bring them for K and V, but threads do not."""
-    return by_maps(prefill) and not prefill.widened and prefill.dim >= PADDED_FROM and prefill.dim % K_STEP != 0
+    return by_maps(prefill) and prefill.dim >= PADDED_FROM and prefill.dim % K_STEP != 0
 
 
 def adapts(prefill: Prefill) -> bool:

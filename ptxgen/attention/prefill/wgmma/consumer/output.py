@@ -24,6 +24,12 @@ def output(consumer: Consumer, smem: Reg, checked: bool) -> None:
         _look_for_overflow(consumer, smem)
     else:
         b.without("look_for_overflow")
+    if consumer.spec.lse:
+        with b.fragment("log_sums", "the rows' log-sum-exp, in place of their sums: fewer registers beside the output"):
+            for row, total in enumerate(softmax.total):
+                b.op("mov.f32", total, softmax.log_sum(row))
+    else:
+        b.without("log_sums")
     _store(consumer, _stage(consumer, smem))
     if consumer.spec.lse:
         _store_lse(consumer)
@@ -158,4 +164,4 @@ def _store_lse(consumer: Consumer) -> None:
             row = b.op("add.s32", scratch(b, "out_row", "s32"), own.row, skip)
             b.op("setp.lt.and.s32", writes, row, items.n_rows, first)
             _, at = items.address("lse_at", row, lse, 4)
-            b.op("st.global.f32", at[0], consumer.softmax.log_sum(r), pred=writes)
+            b.op("st.global.f32", at[0], consumer.softmax.total[r], pred=writes)
