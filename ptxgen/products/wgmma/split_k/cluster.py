@@ -9,7 +9,8 @@ takes them (PTX ISA: st.async), and all that is waited for before is that every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -22,6 +23,8 @@ VECTOR = 4  # sums that a lane has of an octet
 BYTES = 4 * VECTOR
 PUSH = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
 MOST_TAKEN = 64  # sums that a thread has asked for at once
+
+Load = Callable[[Sequence[Reg], int, int, int], None]  # into registers: a peer's sums of a block's octet
 
 
 class Exchange:
@@ -36,9 +39,7 @@ class Exchange:
     def _offset(self, block: int, index: int) -> int:
         return (block * self.own + index) * self.row_bytes
 
-    def _take(
-        self, place: Reg, takes: Reg | None, space: str = "shared", into: Sequence[Sequence[Reg]] = ()
-    ) -> Sequence[Sequence[Reg]]:
+    def _take(self, load: Load, into: Sequence[Sequence[Reg]] = ()) -> Sequence[Sequence[Reg]]:
         """The sums of this CTA's tokens, of all that share k, in new registers or the first of `into`; part of an open
         fragment."""
         b, split = self.b, self.sharers
@@ -54,10 +55,7 @@ class Exchange:
                 begin = VECTOR * (split - 1) * number
                 of_ranks += [got[begin + VECTOR * peer : begin + VECTOR * (peer + 1)] for peer in range(split - 1)]
                 for peer, values in enumerate(of_ranks):
-                    if takes is not None:
-                        convert.clear(b, values)
-                    offset = peer * self.slot_bytes + self._offset(block, index)
-                    convert.load_words(b, values, place, offset, space=space, pred=takes)
+                    load(values, peer, block, index)
                 parts.append(of_ranks)
             for total, *others in parts:
                 for values in others:
@@ -103,7 +101,14 @@ class ClusterExchange(Exchange):
             with b.fragment("poll_sums", "whether the sums of this CTA's tokens have come"):
                 b.op("mbarrier.try_wait.parity.shared::cta.b64", "sums_came", self.ring.sums_bell[0], 0)
         with b.fragment("take_sums", "in the order of ranks"):
-            return self._take(place, tasks.takes)
+            return self._take(partial(self._load, place, tasks.takes))
+
+    def _load(self, place: Reg, takes: Reg | None, values: Sequence[Reg], peer: int, block: int, index: int) -> None:
+        """A peer's sums of an octet; part of an open fragment."""
+        if takes is not None:
+            convert.clear(self.b, values)
+        at = place[peer * self.slot_bytes + self._offset(block, index)]
+        self.b.op("ld.shared.v4.f32", tuple(values), at, pred=takes)
 
     def _rank(self, tasks: Tasks, taker: int) -> Reg | int:
         """The rank in the cluster of the CTA that takes some tokens, among those of the same rows."""

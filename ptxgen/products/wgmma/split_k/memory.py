@@ -1,9 +1,9 @@
 """Sums of CTAs that share k and are no cluster: as in `cluster.py` each takes some octets of the tile's tokens and adds
 up what the others have of these in the order of ranks, but finds it in global memory.
 
-A warp's sums go to the same warp of the CTA that takes them. A counter of each warp says how many of those that share
-k have left theirs; who takes no tokens waits for all, too. All CTAs of the launch are resident (`Launch.together`), so
-those that are waited for are running.
+A warp's sums go to the same warp of the CTA that takes them; its own stay in registers. A counter of each warp says how
+many of those that share k have left theirs; who takes no tokens waits for all, too. All CTAs of the launch are resident
+(`Launch.together`), so those that are waited for are running.
 
 Places and counters of even and of odd tiles take turns. A warp that leaves sums of a tile has seen all come to the tile
 before; they had taken those of the tile before that one by then, and it may leave the next in their place.
@@ -14,8 +14,9 @@ Where tiles of the last turn alone are shared, a CTA has one of these at most, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
 from ptxgen.idioms.polls import Polls
 from ptxgen.products.wgmma.split_k.cluster import BYTES, VECTOR, Exchange
@@ -32,6 +33,7 @@ class MemoryExchange(Exchange):
         b, at = self.b, self.at
         rank = tasks.shared_rank if at.shape.last_split > 1 else tasks.split_rank
         assert rank is not None
+        self.rank = rank
         split, takers = self.sharers, at.takers
         with b.fragment("send_sums", "to each CTA its tokens' sums, in global memory"):
             group = tasks.cluster
@@ -41,12 +43,18 @@ class MemoryExchange(Exchange):
             b.op("mad.wide.u32", place, tasks.thread, BYTES, place)
             b.op("mad.wide.u32", place, group, takers * split * self.slot_bytes, place)
             own = b.op("mad.wide.u32", "own_slot", rank, self.slot_bytes, place)
+            self._begin_keeping(tasks.takes)
             for taker in range(takers):
+                theirs = self._theirs(taker)
                 for index in range(self.own):
                     for block, values in enumerate(sums):
                         begin = VECTOR * (taker * self.own + index)
+                        some = values[begin : begin + VECTOR]
                         offset = taker * split * self.slot_bytes + self._offset(block, index)
-                        convert.store_words(b, own, values[begin : begin + VECTOR], offset)
+                        convert.store_words(b, own, some, offset, pred=theirs)
+                        if theirs is not None:
+                            for mine, value in zip(self._kept(block, index), some, strict=True):
+                                b.op("mov.f32", mine, value, pred=~theirs)
             b.op("mad.wide.u32", place, rank, split * self.slot_bytes, place)
             counter = b.ld_param("given", into="counter")
             b.op("mad.wide.u32", counter, tasks.warp, 4, counter)
@@ -63,9 +71,41 @@ class MemoryExchange(Exchange):
             b.op("setp.eq.u32", "sums_came", there, split)
             polls.count()
         with b.fragment("take_sums", "in the order of ranks"):
-            taken = self._take(place, tasks.takes, "global", sums if at.shape.last_split > 1 else ())
+            taken = self._take(partial(self._load, place, tasks.takes), sums if at.shape.last_split > 1 else ())
             b.note("as the tile after next, or the next launch, finds it")
             resets = b.op("setp.eq.u32", "resets", tasks.lane, 0)
             b.op("bar.warp.sync", -1)
             b.op("st.relaxed.gpu.global.u32", counter[0], 0, pred=resets)
         return taken
+
+    def _begin_keeping(self, takes: Reg | None) -> None:
+        """Registers for this CTA's own sums of what it takes; part of an open fragment."""
+        b, shape = self.b, self.at.shape
+        self.kept: list[RegArray] = []
+        if shape.last_split > 1:  # 256 rows and a bias would spill, and few tiles of a launch share k
+            return
+        self.kept = [b.array(f"kept{block}_", "f32", VECTOR * self.own) for block in range(shape.blocks)]
+        for of_block in self.kept if takes is not None else ():
+            convert.clear(b, of_block)
+
+    def _kept(self, block: int, index: int) -> Sequence[Reg]:
+        """This CTA's own sums of an octet, where it keeps them."""
+        return self.kept[block][VECTOR * index : VECTOR * (index + 1)]
+
+    def _theirs(self, rank: int) -> Reg | None:
+        """Whether sums of this rank are not this CTA's own, where it keeps those; part of an open fragment."""
+        b = self.b
+        return b.op("setp.ne.u32", convert.scratch(b, "are_theirs", "pred"), self.rank, rank) if self.kept else None
+
+    def _load(self, place: Reg, takes: Reg | None, values: Sequence[Reg], peer: int, block: int, index: int) -> None:
+        """A peer's sums of an octet, this CTA's own from where it keeps them; part of an open fragment."""
+        b, loads = self.b, takes
+        if self.kept:
+            for value, mine in zip(values, self._kept(block, index), strict=True):
+                b.op("mov.f32", value, mine)
+            loads = self._theirs(peer)
+            if takes is not None:
+                b.op("and.pred", loads, loads, takes)
+        elif takes is not None:
+            convert.clear(b, values)
+        convert.load_words(b, values, place, peer * self.slot_bytes + self._offset(block, index), pred=loads)
