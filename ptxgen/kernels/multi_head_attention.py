@@ -115,7 +115,7 @@ class MultiHeadAttention(KernelType):
     than 4096 keys, values become 16-bit ones instead.
     `widened` (sm_90a, head_dim as with caches of 16 bits, no ring): keys and values of 8 bits that some token sees are
     converted to 16 bits once for all tokens, in workspaces as large as a 16-bit cache of the same shape. It is for many
-    tokens (`fastest` decides); the output is that of such a cache.
+    tokens (`fastest` decides); the output is that of such a cache, but for rounding with a head_dim of 65 to 96.
     `split_keys` (from sm_80 on, head_dim up to 256, one sequence without a window, not `fp8` or `widened`): where
     tokens are too few for all multiprocessors, CTAs share the keys of a tile of rows, and the last of them merges what
     all have left in a workspace of 1 to 36 MB. It is for few tokens behind many keys (`fastest` decides).
@@ -388,9 +388,10 @@ class MultiHeadAttention(KernelType):
         yield workspace("parts_left", u32, counters, align=4, zeroed=True)
 
     @property
-    def record_bytes(self) -> int:
-        """What parts of keys leave, in bytes."""
-        return next(self._records()).nbytes({})
+    def scratch_bytes(self) -> int:
+        """Bytes that need not begin as zeros, of an attention over one sequence with a `max_len`: what parts of keys
+        leave, or 16-bit rows."""
+        return sum(p.nbytes({}) for p in self.params() if p.access == "workspace" and not p.zeroed)
 
     def _splits_on(self, target: Target) -> bool:
         """Whether CTAs can share keys there."""

@@ -60,21 +60,20 @@ def memory_plan(
     for spec in (*decode.specs(), *prefill.specs()):
         if not (support := supports(spec, where)):
             raise spec_error(type(spec).__name__, support.reasons)
-    return plan_of(decode, prefill, records=records_of_fewer_rows(prefill, where, source.spec.shape.max_len))
+    return plan_of(decode, prefill, more=scratch_of_fewer_rows(prefill, where, source.spec.shape.max_len))
 
 
-def records_of_fewer_rows(chunk: Program, target: Target, max_len: int) -> int:
-    """Bytes of what CTAs leave that share keys in the steps of a prompt of fewer rows than `chunk` has, if that step
-    shares none itself: one that does has room for them."""
-    attends = {op.spec for op in chunk.ops if isinstance(op.spec, MultiHeadAttention)}
-    if any(spec.split_keys for spec in attends):
-        return 0
-    fewest = (spec.fastest(target, 1, max_len) for spec in attends)
-    return max((spec.record_bytes for spec in fewest if spec.split_keys), default=0)
+def scratch_of_fewer_rows(chunk: Program, target: Target, max_len: int) -> int:
+    """Bytes more than `chunk` has for what attention leaves in memory, in the steps of a prompt of fewer rows: parts of
+    keys that CTAs share, or rows that are widened."""
+    attends = {op.spec: op.sizes["n_tokens"] for op in chunk.ops if isinstance(op.spec, MultiHeadAttention)}
+    own = max((spec.scratch_bytes for spec in attends), default=0)
+    fewer = (spec.fastest(target, 1 << n, max_len) for spec, rows in attends.items() for n in range(rows.bit_length()))
+    return max(0, max((spec.scratch_bytes for spec in fewer), default=0) - own)
 
 
-def plan_of(decode: Program, *others: Program, records: int = 0) -> MemoryPlan:
-    """What steps take that share weights, cache and scratch memory; `records`: and other steps more of the latter."""
+def plan_of(decode: Program, *others: Program, more: int = 0) -> MemoryPlan:
+    """What steps take that share weights, cache and scratch memory, and other steps `more` of the latter."""
     formats: dict[str, int] = {}
     for tensor in decode.of_kind("weight"):
         formats[tensor.format] = formats.get(tensor.format, 0) + tensor.nbytes
@@ -82,5 +81,5 @@ def plan_of(decode: Program, *others: Program, records: int = 0) -> MemoryPlan:
         t.name: t.nbytes for p in (decode, *others) for kind in ("state", "input", "output") for t in p.of_kind(kind)
     }
     cache = sum(nbytes for name, nbytes in kept.items() if name.endswith(CACHES))
-    scratch = max(plan_arena(program).nbytes for program in (decode, *others)) + records
+    scratch = max(plan_arena(program).nbytes for program in (decode, *others)) + more
     return MemoryPlan(formats, cache, scratch, sum(kept.values()) - cache)

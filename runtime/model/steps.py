@@ -12,7 +12,7 @@ import numpy as np
 from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError, LogitsError
 from ptxgen.models.arena import plan_arena
-from ptxgen.models.memory_plan import MemoryPlan, plan_of, records_of_fewer_rows
+from ptxgen.models.memory_plan import MemoryPlan, plan_of, scratch_of_fewer_rows
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.models.step.decode import step_program
@@ -61,10 +61,10 @@ class Steps:
 
             decode = resident(device, decode)
         if weights is None:
-            if not _has_room(device, plan_of(decode, prefill, records=self._records(prefill))):
+            if not _has_room(device, plan_of(decode, prefill, more=self._scratch_of_fewer(prefill))):
                 self.attention_scratch = False  # it only saves time
                 prefill = self.program("prefill", chunk)
-            _fits(device, plan_of(decode, prefill, records=self._records(prefill)), self.spec.shape.max_len)
+            _fits(device, plan_of(decode, prefill, more=self._scratch_of_fewer(prefill)), self.spec.shape.max_len)
         if weights is None:
             self.weights = load_weights(device, decode, source, progress)
         else:
@@ -78,17 +78,17 @@ class Steps:
             self.cache.zero()  # attention loads rows past a length early, and uses none of them
         begins = self.program("prefill", chunk, choice="none")
         scratch = max(plan_arena(p).nbytes for p in (decode, prefill, begins))
-        self.arena = device.empty(scratch + self._records(prefill), "u8")
+        self.arena = device.empty(scratch + self._scratch_of_fewer(prefill), "u8")
         self.counters, self.tokens = device.zeros(2, s32), device.zeros(1, s32)
         self.logits = device.empty((1, shape.vocab), f32)
         self.decode = self._bind(decode)
         self._settings: Settings | None = None
         self._bound: dict[tuple[int, str], Step] = {(0, "greedy"): self.decode}
 
-    def _records(self, chunk: Program) -> int:
-        """Bytes of what CTAs leave that share keys in steps of fewer rows than a chunk."""
+    def _scratch_of_fewer(self, chunk: Program) -> int:
+        """Bytes more that attention leaves in memory in steps of fewer rows than a chunk."""
         return (
-            records_of_fewer_rows(chunk, self.device.target, self.spec.shape.max_len) if self.attention_scratch else 0
+            scratch_of_fewer_rows(chunk, self.device.target, self.spec.shape.max_len) if self.attention_scratch else 0
         )
 
     @cached_property

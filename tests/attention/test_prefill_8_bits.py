@@ -176,11 +176,34 @@ def test_widened_rows_behind_which_zeros_follow(kind: str, head_dim: int, more: 
     ids=str,
 )
 def test_widened_on_a_gpu(gpu: Device, head_dim: int, kind: str, fields: dict[str, Any]) -> None:
-    """Twice over the same workspaces, with the same bits."""
+    """Twice over the same counts, which are left clear, and over rows that are none before."""
     one = spec(head_dim=head_dim, widened=True, **KINDS[kind], **fields)
-    sizes = {"n_tokens": 300, "n_keys": 700, "batch": 5, "pages": 300}
-    outs = [trial(one, gpu, target=TARGET, **sizes).require().outputs["out"].tobytes() for _ in range(2)]
+    outs = widened_twice(one, gpu, n_tokens=300, n_keys=700, batch=5, pages=300)
     assert outs[0] == outs[1]
+
+
+def widened_twice(one: MultiHeadAttention, device: Any, **sizes: int) -> list[bytes]:
+    """Outputs of two launches over the same workspaces, which must match the reference."""
+    sizes = {**one.sizes, **sizes}
+    given = one.example(np.random.default_rng(4), **sizes)
+    held: dict[str, Any] = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
+    room = {param.name: param.nbytes(sizes) for param in one.params() if param.access == "workspace"}
+    held["widening"] = device.array(np.zeros(room.pop("widening"), np.uint8))
+    launch = one.launch(parse_target(TARGET)).at(sizes)
+    entry = device.module(generate(one, TARGET).text)[one.kernel_name]
+    wanted = one.reference(**given)["out"].astype(np.float64)
+    outs = []
+    for _ in range(2):
+        held |= {name: device.array(np.full(nbytes, 0xFF, np.uint8)) for name, nbytes in room.items()}
+        held["out"] = device.array(given["out"])
+        entry.launch(
+            grid=launch.grid, block=launch.block, args=[held[p.name] for p in one.params()], shared=launch.shared
+        )
+        got = held["out"].numpy()
+        assert not held["widening"].numpy().any()
+        assert np.linalg.norm(got.astype(np.float64) - wanted) < 0.01 * np.linalg.norm(wanted)
+        outs.append(got.tobytes())
+    return outs
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
@@ -360,6 +383,23 @@ def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: i
     made = assemble(generate(one, TARGET).text)
     assert all(taken.clean for taken in made.resources.values()), made.resources
     assert "serialized" not in made.log
+
+
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"head_dim": 40, "layout": "heads", "n_heads": 8, "heads_inside": 4},
+        {"head_dim": 64, "layout": "heads", "n_heads": 8, "heads_inside": 4},
+        {"head_dim": 112, "n_heads": 6, "n_kv_heads": 1, "soft_cap": 30.0, "lse": False},
+        {"head_dim": 104, "n_heads": 12, "n_kv_heads": 1, "soft_cap": 30.0, "lse": False},
+    ],
+    ids=str,
+)
+def test_nothing_of_widened_rows_with_scales_is_spilled(fields: dict[str, Any]) -> None:
+    one = spec(widened=True, kv_dtype="s8", **fields)
+    assert all(taken.clean for taken in assemble(generate(one, TARGET).text).resources.values())
 
 
 @needs_assembler

@@ -12,7 +12,7 @@ from ptxgen import SpecError
 from ptxgen.dtypes import f32, s32
 from ptxgen.kernels import Advance, PackedGemm
 from ptxgen.models.arena import ALIGN, lives, plan_arena
-from ptxgen.models.memory_plan import memory_plan, positions_at_once, records_of_fewer_rows
+from ptxgen.models.memory_plan import memory_plan, positions_at_once, scratch_of_fewer_rows
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.models.step.decode import STEPS, step_program
 from ptxgen.models.step.prompt_steps import step_rows
@@ -151,6 +151,20 @@ def test_memory_is_what_the_formats_need() -> None:
     assert [positions_at_once(512, n) for n in (1, 63, most, 512, 4096)] == [1, 32, most, 512, 512]
 
 
+def test_memory_does_for_steps_of_fewer_rows_that_are_widened() -> None:
+    """64 rows of this shape are, 512 are not, as most of their keys are behind no query."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 320, "head_dim": 40}
+    spec = small_spec("llama", **heads, num_hidden_layers=1, max_position_embeddings=512)
+    needs, more = {}, {}
+    for rows in sorted({step_rows(count) for count in range(17, 513)}):
+        program = step_program(spec, "bf16", "prefill", rows=rows, kv_dtype="e4m3", target="sm_90a", precision="fast")
+        needs[rows] = plan_arena(program).nbytes
+        more[rows] = scratch_of_fewer_rows(program, target("sm_90a"), 512)
+    assert more[512] > 0
+    for chunk, need in needs.items():
+        assert max(other for rows, other in needs.items() if rows <= chunk) <= need + more[chunk], chunk
+
+
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_memory_does_for_steps_of_fewer_rows_that_share_keys(precision: str) -> None:
     """1024 rows of this shape share no keys, fewer do."""
@@ -162,12 +176,12 @@ def test_memory_does_for_steps_of_fewer_rows_that_share_keys(precision: str) -> 
         for rows in sorted({step_rows(count) for count in range(1, 1025)})
     }
     needs = {rows: plan_arena(program).nbytes for rows, program in programs.items()}
-    records = {rows: records_of_fewer_rows(each, target("sm_90a"), 8192) for rows, each in programs.items()}
+    records = {rows: scratch_of_fewer_rows(each, target("sm_90a"), 8192) for rows, each in programs.items()}
     most = {chunk: max(need for rows, need in needs.items() if rows <= chunk) for chunk in needs}
     assert all(most[chunk] <= needs[chunk] + records[chunk] for chunk in needs)
     assert any(most[chunk] > needs[chunk] for chunk in needs), "without records some chunk's memory would not do"
     assert not records[64], "it has them"
-    assert not records_of_fewer_rows(programs[1024], target("sm_90a"), 512), "too few keys"
+    assert not scratch_of_fewer_rows(programs[1024], target("sm_90a"), 512), "too few keys"
     lean = step_program(spec, "bf16", "prefill", rows=64, **how, attention_scratch=False)
     assert plan_arena(lean).nbytes < needs[64] - records[1024] // 2
 

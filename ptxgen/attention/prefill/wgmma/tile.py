@@ -225,7 +225,7 @@ _WIDENED: tuple[_Row, ...] = (
     (224, 2, 64, False, 104, 200, True),
     (256, 2, 64, False, 88, 208, True),
 )
-# In their place where CTAs share keys, whose producer finds its part of them.
+# In place of that of `_BY_MAPS` where CTAs share keys, whose producer finds its part of them.
 _SPLIT: dict[int, _Row] = {256: (256, 2, 64, False, 56, 224, True)}
 _BY_CONVERSION: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),

@@ -139,6 +139,9 @@ class Consumer(ConsumerRegisters):
         else:
             b.without("load_q")
         with b.fragment("release_q"):
+            if self.tile.q_in_registers or self.spec.fp8:
+                b.note("when all lanes have read them")
+                b.op("bar.warp.sync", -1)
             ring.arrive(at[ring.q_empty], self.is_first_lane)
 
     def _skip(self) -> None:

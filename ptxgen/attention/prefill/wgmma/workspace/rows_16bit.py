@@ -37,9 +37,10 @@ COUNTERS = 2 * LINE // 4  # words before the counts of blocks that are made
 # no more than so many, nor to a thread of a batch's consumers in heads of up to 64; to one of other consumers.
 AT_ONCE = ((64, 8), (96, 4), (128, 16), (192, 4), (256, 4))
 WITH_SCALES, OF_CONSUMERS = 12, 16
+INSIDE = 4  # in heads of up to 64 with scales, where query heads lie side by side for a token
 # The same where the producer divides by query heads of a KV head that are not 1, 2, 4 or 8, in heads other than 128;
 # and where zeros follow the rows, too.
-BESIDE_DIVISIONS, AND_ZEROS = ((56, 4), (256, 6)), 2
+BESIDE_DIVISIONS, AND_ZEROS = ((56, 4), (96, 6), (112, 4), (256, 6)), 2
 
 
 def _of_dim(table: Sequence[tuple[int, int]], dim: int) -> int:
@@ -84,7 +85,8 @@ class Widened:
         self.source = source_of(b, spec, self.blocks, self.copy)
         self.at_once = _of_dim(AT_ONCE, spec.dim)
         if self.source.quantised:
-            self.at_once = min(self.at_once, WITH_SCALES)
+            inside = spec.attention.problem.heads_inside and spec.dim <= COLUMN
+            self.at_once = min(self.at_once, INSIDE if inside else WITH_SCALES)
         if spec.attention.problem.group not in (1, 2, 4, 8) and spec.dim != 2 * COLUMN:
             most = AND_ZEROS if tile.width != spec.dim else _of_dim(BESIDE_DIVISIONS, spec.dim)
             self.at_once = min(self.at_once, most)

@@ -16,8 +16,8 @@ RATES = ((96, 4.85, {"e4m3": 0.89, "s8": 0.80}), (256, 6.17, {"e4m3": 0.78, "s8"
 # Microseconds that widening takes by itself, and for a MB of keys and values: of one sequence, under the products; of a
 # batch, before them.
 BEGIN, MEGABYTE = {False: 3.6, True: 4.2}, {False: 0.28, True: 0.86}
-# Where what is not widened goes through mma.sync: TFLOP/s of a multiprocessor, elements that a row takes as long as, at
-# least, and microseconds of a merge of keys that CTAs have shared, and for each element.
+# Where what is not widened goes through mma.sync: TFLOP/s of a multiprocessor there; elements that a row takes as long
+# as, at least, either way; and microseconds of a merge of keys that CTAs have shared, and for each element.
 ON_MMA_SYNC, SHORTEST, MERGING = {"e4m3": 1.85, "s8": 1.75}, 64, (4.0, 0.05)
 
 
