@@ -189,6 +189,7 @@ class MultiHeadAttention(KernelType):
         r"_(s8|e4m3)_l\d+(_head_scales)? wait .*%k_full": "an arrival behind copies is taken for a release here",
         r"_(widened|fp8).* fence .*: fence\.proxy\.async;": "reads by tensor copies have no proxy here",
         r"_(widened|fp8).* barrier .*bar\.warp\.sync -1; (fence\.pr|setp.*counts|mov.*warps_left)": "lanes of a warp",
+        r"_fp8.* barrier .*bar\.warp\.sync -1; @%is_first_lane .*q_barrier": "lanes of a warp",
         r"_(widened|fp8).* fence .*fence\.mbarrier_init": "does not matter: fence.proxy.async comes before a copy",
         r"_split_keys barrier .*bar\.warp\.sync -1; .*(%last_part|what other warps left)": "lanes of a warp",
         r" wait .*%[kv]_skipped_over": "does not matter: the other of the pair waits for it, and has its turn first",
