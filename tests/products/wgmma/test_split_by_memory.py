@@ -180,6 +180,8 @@ def test_best_takes_a_split_that_is_given(weights: str) -> None:
         {"tokens": 256, "split": 3}, {"tokens": 192, "split": 3, "tile_rows": 128}, {"tokens": 160, "split": 8},
         {"tokens": 128, "split": 7, "tile_rows": 192}, {"tokens": 176, "split": 5, "tile_rows": 64, "out_dtype": "f32"},
         {"tokens": 192, "split": 6, "tile_rows": 64}, {"tokens": 208, "split": 4}, {"tokens": 112, "split": 3},
+        {"tokens": 160, "split": 2, "tile_rows": 256}, {"tokens": 128, "split": 2, "tile_rows": 192},
+        {"tokens": 128, "split": 4, "tile_rows": 192},
     ],
     ids=str,
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """Sums of CTAs that share k and are no cluster: as in `cluster.py` each takes some octets of the tile's tokens and adds
 up what the others have of these in the order of ranks, but finds it in global memory.
 
-A warp's sums go to the same warp of the CTA that takes them; its own stay in registers. A counter of each warp says how
-many of those that share k have left theirs; who takes no tokens waits for all, too. All CTAs of the launch are resident
-(`Launch.together`), so those that are waited for are running.
+A warp's sums go to the same warp of the CTA that takes them; its own stay in registers, if there are enough. A counter
+of each warp says how many of those that share k have left theirs; who takes no tokens waits for all, too. All CTAs of
+the launch are resident (`Launch.together`), so those that are waited for are running.
 
 Places and counters of even and of odd tiles take turns. A warp that leaves sums of a tile has seen all come to the tile
 before; they had taken those of the tile before that one by then, and it may leave the next in their place.
@@ -23,6 +23,8 @@ from ptxgen.products.wgmma.split_k.cluster import BYTES, VECTOR, Exchange
 from ptxgen.products.wgmma.tasks import Tasks
 
 TURNS = 2  # of places: even tiles, and odd ones
+# Sums of a thread, and those of them that it keeps, up to which it has registers for the latter; with more it spilled.
+MOST_SUMS, MOST_KEPT = 96, 24
 
 
 class MemoryExchange(Exchange):
@@ -80,11 +82,12 @@ class MemoryExchange(Exchange):
 
     def _begin_keeping(self, takes: Reg | None) -> None:
         """Registers for this CTA's own sums of what it takes; part of an open fragment."""
-        b, shape = self.b, self.at.shape
+        b, at = self.b, self.at
+        few = at.shape.blocks == 1 and at.tokens // 2 <= MOST_SUMS and VECTOR * self.own <= MOST_KEPT
         self.kept: list[RegArray] = []
-        if shape.last_split > 1:  # 256 rows and a bias would spill, and few tiles of a launch share k
+        if at.shape.last_split > 1 or not few:
             return
-        self.kept = [b.array(f"kept{block}_", "f32", VECTOR * self.own) for block in range(shape.blocks)]
+        self.kept = [b.array("kept", "f32", VECTOR * self.own)]
         for of_block in self.kept if takes is not None else ():
             convert.clear(b, of_block)
 
