@@ -55,7 +55,7 @@ class MemoryExchange(Exchange):
                         offset = taker * split * self.slot_bytes + self._offset(block, index)
                         convert.store_words(b, own, some, offset, pred=theirs)
                         if theirs is not None:
-                            for mine, value in zip(self._kept(block, index), some, strict=True):
+                            for mine, value in zip(self._kept(index), some, strict=True):
                                 b.op("mov.f32", mine, value, pred=~theirs)
             b.op("mad.wide.u32", place, rank, split * self.slot_bytes, place)
             counter = b.ld_param("given", into="counter")
@@ -84,27 +84,30 @@ class MemoryExchange(Exchange):
         """Registers for this CTA's own sums of what it takes; part of an open fragment."""
         b, at = self.b, self.at
         few = at.shape.blocks == 1 and at.tokens // 2 <= MOST_SUMS and VECTOR * self.own <= MOST_KEPT
-        self.kept: list[RegArray] = []
-        if at.shape.last_split > 1 or not few:
-            return
-        self.kept = [b.array("kept", "f32", VECTOR * self.own)]
-        for of_block in self.kept if takes is not None else ():
-            convert.clear(b, of_block)
+        self.kept: RegArray | None = None
+        if few and at.shape.last_split == 1:
+            self.kept = b.array("kept", "f32", VECTOR * self.own)
+            if takes is not None:
+                convert.clear(b, self.kept)
 
-    def _kept(self, block: int, index: int) -> Sequence[Reg]:
+    def _kept(self, index: int) -> Sequence[Reg]:
         """This CTA's own sums of an octet, where it keeps them."""
-        return self.kept[block][VECTOR * index : VECTOR * (index + 1)]
+        assert self.kept is not None
+        return self.kept[VECTOR * index : VECTOR * (index + 1)]
 
     def _theirs(self, rank: int) -> Reg | None:
         """Whether sums of this rank are not this CTA's own, where it keeps those; part of an open fragment."""
-        b = self.b
-        return b.op("setp.ne.u32", convert.scratch(b, "are_theirs", "pred"), self.rank, rank) if self.kept else None
+        if self.kept is None:
+            return None
+        theirs: Reg = convert.scratch(self.b, "are_theirs", "pred")
+        self.b.op("setp.ne.u32", theirs, self.rank, rank)
+        return theirs
 
     def _load(self, place: Reg, takes: Reg | None, values: Sequence[Reg], peer: int, block: int, index: int) -> None:
         """A peer's sums of an octet, this CTA's own from where it keeps them; part of an open fragment."""
         b, loads = self.b, takes
-        if self.kept:
-            for value, mine in zip(values, self._kept(block, index), strict=True):
+        if self.kept is not None:
+            for value, mine in zip(values, self._kept(index), strict=True):
                 b.op("mov.f32", value, mine)
             loads = self._theirs(peer)
             if takes is not None:
