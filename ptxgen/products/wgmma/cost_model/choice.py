@@ -20,7 +20,7 @@ from ptxgen.products.wgmma.cost_model.candidates import (
     of_one_matrix,
 )
 from ptxgen.products.wgmma.cost_model.cycles import ENDED_CONVERTED, ENDED_FROM, cycles, read_too
-from ptxgen.products.wgmma.cost_model.weights_16bit import MANY_TOKENS, of_large
+from ptxgen.products.wgmma.cost_model.weights_16bit import of_large
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.products.wgmma.tiling.refusals import CARRIED_TOKENS, SLICED_TOKENS
 from ptxgen.products.wgmma.tiling.shape import MOST_ROWS_FIRST
@@ -34,19 +34,20 @@ CARRIED_ROWS, CARRIED_COUNTS = 128, (160, 192, 256)  # of tiles whose results ar
 WORTH = 0.98  # of the cycles, from which the last tiles of rows are those of one warpgroup
 ENDED_OF_ONE = 257  # rows of x from which they are, of one matrix in 16 bits, whose tiles may be of any size
 UNBEATEN = (192,)  # tokens of tiles that these were not faster than
-READ_ONCE = (128, 192)  # rows of a CTA with more than 64 tokens whose weights leave the L2 first
 # how many more cycles a tile may take, to be taken rather than one that shares k by memory, or in the last turn
 RATHER_OTHERS, RATHER_WHOLE = 1.01, 1.02
 
 # Tiles of 16-bit weights as they lie, of results of 16 bits, that were measured to be faster than the fewest cycles':
-# outputs, columns, tokens from and to; tokens, rows, split, share and slices of a CTA. Where power or the L2 is the
-# limit; of programmatic launches, or of plain ones, where the begin and the end count.
+# outputs, columns, tokens from and to; tokens, rows, split, share and slices of a CTA, and whether weights leave the L2
+# first. Where power or the L2 is the limit; of programmatic launches, or of plain ones, where the begin and the end
+# count.
 MEASURED_PROGRAMMATIC = (
-    *((2048, 2048, least, most, most, 128, 4, 1, 1) for least, most in ((1, 8), (9, 16), (17, 32))),
-    (2048, 2048, 65, 128, 64, 64, 1, 1, 2),
+    *((2048, 2048, least, most, most, 128, 4, 1, 1, True) for least, most in ((1, 8), (9, 16), (17, 32))),
+    (2048, 2048, 65, 128, 64, 64, 1, 1, 2, False),
+    (128256, 4096, 113, 128, 128, 256, 1, 2, 1, False),
 )
-MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1), (28672, 4096, 385, 512, 256, 64, 1, 1, 1))
-TILE = ("tokens", "tile_rows", "split", "share", "slices")
+MEASURED_PLAIN = ((2048, 8192, 33, 64, 64, 128, 4, 1, 1, True), (28672, 4096, 385, 512, 256, 64, 1, 1, 1, False))
+TILE = ("tokens", "tile_rows", "split", "share", "slices", "evict_first")
 # Tiles of few tokens that two warpgroups with the same rows (`slices`) were measured to beat, in programmatic launches:
 # how numbers are multiplied, whether gate and up are; rows of x from and to, blocks of 64 rows of weights and columns
 # from, CTAs that share k from and to; whether weights leave the L2 first. Of others `few_tokens.py` says so.
@@ -65,7 +66,7 @@ def _counted(spec: PackedProduct, rows: int) -> float:
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
-    given = fields.keys() & {*TILE, "stream"} or fields.get("by_memory") or fields.get("last_split")
+    given = fields.keys() & {*TILE[:-1], "stream"} or fields.get("by_memory") or fields.get("last_split")
     if given or fields.get("last_tiles") or not is_plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
         return {}
     for n, k, least, most, *tile in MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN:
@@ -75,9 +76,8 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
 
 
 def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
-    """The spec whose weights leave the L2 first, where one CTA alone reads them, in tiles that were seen to gain."""
-    seen = spec.tokens <= MOST_ROWS_FIRST or (spec.tokens <= MANY_TOKENS and spec.tile_rows in READ_ONCE)
-    once = seen and is_plain(fields) and rows <= spec.tokens
+    """The spec whose weights leave the L2 first, where one CTA alone reads them."""
+    once = is_plain(fields) and rows <= spec.tokens
     return replace(spec, evict_first=True) if once and "evict_first" not in fields else spec
 
 
@@ -166,7 +166,7 @@ def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     if fields.get("stream") and rows > MOST_ROWS_FIRST:  # which is for no more tokens
         fields = {"tokens": MOST_ROWS_FIRST, **fields}
     if tile := _measured(fields, rows):
-        return _once(kernel(**fields | tile), fields, rows)
+        return kernel(**tile | fields)
     found = list(candidates(kernel, fields, rows))
     if rows >= MANY_IN_BLOCKS and not fields.get("residual"):  # with which large tiles are none of them
         found = [spec for spec in found if Geometry.of(spec).pipelined] or found

@@ -45,7 +45,9 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
     if isinstance(kind, Half) and spec.straight and spec.precision == "fast" and spec.tokens > MOST_ROWS_FIRST:
-        return read_too(spec, weights_16bit.cycles(spec, at, rows), BESIDE_PLAIN, weights_16bit.written(spec, at))
+        behind = weights_16bit.written(spec, at)
+        whole = read_too(spec, weights_16bit.cycles(spec, at, rows), BESIDE_PLAIN, behind)
+        return weights_16bit.of_one_block(spec, at, rows, whole)
     shape = at.shape
     steps = -(-kind.tiles(spec.k) * kind.tile_k // (spec.columns * shape.split))
     size = shape.split * shape.share

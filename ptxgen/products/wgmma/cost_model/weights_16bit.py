@@ -46,6 +46,9 @@ SENDING_OF_ONE = {1: 0, 2: 2200, 3: 3300, 4: 5700, 8: 15400}  # sums to others: 
 SENT_OF_ONE = {1: 0, 2: 4400, 3: 5000, 4: 5700, 8: 5700}  # of a large one
 BY_MEMORY, BY_MEMORY_LARGE = 3000, 8000  # the same of CTAs that are no cluster
 IN_TURNS = {1: 1.25, 2: 1.04, 3: 1.04}  # of CTAs that share k and are not all there at once, by warpgroups
+# What remains of a launch in which one tile has all tokens, so that weights come from the L2 once, and cycles beside:
+# fitted to choices among measured tiles (docs/experiments.md). Of several warpgroups up to so many tokens.
+ONE_BLOCK, BESIDE_ONE_BLOCK, MOST_IN_ONE = 0.9, 1000, 240
 
 # Of all others: of 64 columns at least, of so many warpgroups; of 64 columns beside the tensor cores', of a tile
 # without sums, of a large one none.
@@ -81,6 +84,12 @@ def cycles(spec: PackedProduct, at: Geometry, rows: int) -> float:
 def is_of_one(spec: PackedProduct) -> bool:
     """Whether it is of one matrix, and its results are rows."""
     return spec.parts == 1 and not spec.packed_out
+
+
+def of_one_block(spec: PackedProduct, at: Geometry, rows: int, whole: float) -> float:
+    """Cycles of a launch that takes `whole` by the rest of the model, if one tile has all tokens."""
+    one = is_of_one(spec) and rows <= at.tokens and (at.shape.groups == 1 or at.tokens <= MOST_IN_ONE)
+    return ONE_BLOCK * whole + BESIDE_ONE_BLOCK if one else whole
 
 
 def written(spec: PackedProduct, at: Geometry) -> float:

@@ -19,7 +19,6 @@ from ptxgen.products.wgmma.epilogue.transpose_rounds import build_rounds
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.products.wgmma.tiling.geometry import BANK_PAD, OCTET, VECTOR, WARPS, Geometry
-from ptxgen.products.wgmma.tiling.registers import REGISTERS
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def _loads_ahead(at: Geometry) -> int:
     groups = -(-at.threads // (32 * WARPS))  # ptxas gives as many as whole warpgroups could have
     most = min(MOST_REGISTERS, PROCESSOR_REGISTERS // (32 * WARPS * groups * at.shape.resident))
     if at.wide:
-        most = REGISTERS[at.shape.groups][1]
+        most = at.shares_of_registers[1]
     return max(1, min(RESIDUAL_LOADS, (most - at.sums // 2 - BESIDE_SUMS) // VECTOR))
 
 

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}
 # of two warpgroups that multiply 16-bit weights as they lie, one matrix, without an activation
 MOST_PLAIN_SUMS = 352
+MOST_SHARED_SUMS = 320  # the same if CTAs share k by memory: four with 352 spilled 4 to 8 bytes of results in f32
 # the same of promoted products, short sums included
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
 # A tile is crowded from so many sums of a row on, short ones included: what it needs once, it computes again where it
-# is needed instead of keeping it. This is for one or two warpgroups with promoted products.
+# is needed instead of keeping it. This is for one or two warpgroups with promoted products, and for CTAs that share k
+# by memory: three with 256 rows by 160 tokens spilled 8 bytes.
 CROWDED = 312
 # The same for sums with scales and an activation behind them, by (warpgroups, blocks of rows).
 CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
@@ -54,9 +56,10 @@ LARGEST_PIECE = 128  # tokens of one product with short sums
 # Registers of a thread that copies and of one that multiplies, after the copying warpgroup has given up some of its
 # own; by the number of warpgroups that multiply. At the start all threads have 168, 128 or 96.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-# The same, if two warps beside the copying one store results. On an H200 (64, 216) took 0 to 0.6 % less time than
-# (48, 224) in six products; (72, 216) was not timed. It spills nothing, where these spilled 4 and 16 bytes of some.
-CARRIED_REGISTERS = (72, 216)
+# The same, if two warps beside the copying one store results, and if two warpgroups share k by memory. Of the former
+# (64, 216) took 0 to 0.6 % less time on an H200 than (48, 224) in six products; (72, 216) was not timed. It spills
+# nothing, where these spilled 4 and 16 bytes of some. Of the latter a thread that copies spilled 4 to 76 bytes with 40.
+COPYING_MORE = (72, 216)
 FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the tile is crowded
 FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
 PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
@@ -75,7 +78,7 @@ def most_sums(spec: PackedProduct, shape: Shape) -> int:
         return MOST_PROMOTED[shape.groups]
     alone = isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast" and spec.parts == 1
     if alone and not spec.activation and shape.groups == 2:
-        return MOST_PLAIN_SUMS
+        return MOST_SHARED_SUMS if shape.by_memory else MOST_PLAIN_SUMS
     return MOST_SUMS[shape.groups]
 
 
