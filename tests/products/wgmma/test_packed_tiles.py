@@ -14,7 +14,7 @@ from ptxgen.products.wgmma.cost_model import choice, few_tokens
 from ptxgen.products.wgmma.rules import FORMATS
 from ptxgen.products.wgmma.tiling import geometry
 from ptxgen.products.wgmma.tiling.geometry import Geometry
-from ptxgen.products.wgmma.tiling.registers import COPYING_MORE, FACTORED_REGISTERS, REGISTERS
+from ptxgen.products.wgmma.tiling.registers import BY_MEMORY, CARRIED_REGISTERS, FACTORED_REGISTERS, REGISTERS
 from ptxgen.products.wgmma.tokens import layout
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
@@ -386,6 +386,6 @@ def test_no_spills_at_a_models_sizes(name: str, count: int) -> None:
 def test_warpgroups_take_no_more_registers_than_their_launch_has() -> None:
     """setmaxnreg would wait for ever."""
     first = {2: 168, 3: 128, 4: 96}  # of 65536, for all threads of so many warpgroups and the one that copies
-    chosen = [*REGISTERS.items(), (2, FACTORED_REGISTERS), (2, COPYING_MORE)]
+    chosen = [*REGISTERS.items(), *BY_MEMORY.items(), (2, FACTORED_REGISTERS), (2, CARRIED_REGISTERS)]
     for groups, (fewer, more) in chosen:
         assert fewer + groups * more <= (groups + 1) * first[groups]

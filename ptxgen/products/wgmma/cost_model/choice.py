@@ -76,8 +76,8 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
 
 
 def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
-    """The spec whose weights leave the L2 first, where one CTA alone reads them."""
-    once = is_plain(fields) and rows <= spec.tokens
+    """The spec whose weights leave the L2 first, where one CTA alone reads them, or all that do run at once."""
+    once = is_plain(fields) and (rows <= spec.tokens or spec.by_memory)
     return replace(spec, evict_first=True) if once and "evict_first" not in fields else spec
 
 

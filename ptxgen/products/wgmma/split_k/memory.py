@@ -87,8 +87,7 @@ class MemoryExchange(Exchange):
         self.kept: RegArray | None = None
         if few and at.shape.last_split == 1:
             self.kept = b.array("kept", "f32", VECTOR * self.own)
-            if takes is not None:
-                convert.clear(b, self.kept)
+            convert.clear(b, self.kept)
 
     def _kept(self, index: int) -> Sequence[Reg]:
         """This CTA's own sums of an octet, where it keeps them."""

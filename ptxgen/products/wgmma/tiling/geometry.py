@@ -178,12 +178,11 @@ class Geometry:
 
     @property
     def crowded(self) -> bool:
-        """Whether products whose sums are short, an activation of sums with scales, weights that are converted, or sums
-        that go through memory, or what `registers.scarce` names leave so few registers that what a tile needs once, it
-        finds anew."""
+        """Whether products whose sums are short, an activation of sums with scales, weights that are converted, or what
+        `registers.scarce` names leave so few registers that what a tile needs once, it finds anew."""
         if self.tight:
             return self.shape.split == 1  # else what is asked for early needs it
-        if self.scarce or (self.shape.by_memory and self.sums >= registers.CROWDED):
+        if self.scarce:
             return True
         if self.activated and self.shorts == 0:
             pair = self.shape.groups, self.shape.blocks
@@ -239,9 +238,11 @@ class Geometry:
     @property
     def shares_of_registers(self) -> tuple[int, int]:
         """Of a thread that copies and of one that multiplies, where those that copy give up some (`wide`)."""
+        if self.carried:
+            return registers.CARRIED_REGISTERS
+        if self.shape.by_memory and self.scarce and self.sums < registers.CROWDED:
+            return registers.BY_MEMORY[self.shape.groups]
         scarce = self.shape.groups == 2 and (self.pipelined or self.crowded)
-        if self.carried or (self.shape.groups == 2 and self.shape.by_memory and not scarce):
-            return registers.COPYING_MORE
         return registers.FACTORED_REGISTERS if scarce else registers.REGISTERS[self.shape.groups]
 
     @property

@@ -26,8 +26,7 @@ MOST_SHARED_SUMS = 320  # the same if CTAs share k by memory: four with 352 spil
 # the same of promoted products, short sums included
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
 # A tile is crowded from so many sums of a row on, short ones included: what it needs once, it computes again where it
-# is needed instead of keeping it. This is for one or two warpgroups with promoted products, and for CTAs that share k
-# by memory: three with 256 rows by 160 tokens spilled 8 bytes.
+# is needed instead of keeping it. This is for one or two warpgroups with promoted products.
 CROWDED = 312
 # The same for sums with scales and an activation behind them, by (warpgroups, blocks of rows).
 CROWDED_ACTIVATED = {(2, 2): 200, (3, 1): 128}
@@ -56,11 +55,16 @@ LARGEST_PIECE = 128  # tokens of one product with short sums
 # Registers of a thread that copies and of one that multiplies, after the copying warpgroup has given up some of its
 # own; by the number of warpgroups that multiply. At the start all threads have 168, 128 or 96.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-# The same, if two warps beside the copying one store results, and if two warpgroups share k by memory. Of the former
-# (64, 216) took 0 to 0.6 % less time on an H200 than (48, 224) in six products; (72, 216) was not timed. It spills
-# nothing, where these spilled 4 and 16 bytes of some. Of the latter a thread that copies spilled 4 to 76 bytes with 40.
-COPYING_MORE = (72, 216)
+# The same, if two warps beside the copying one store results. On an H200 (64, 216) took 0 to 0.6 % less time than
+# (48, 224) in six products; (72, 216) was not timed. It spills nothing, where these spilled 4 and 16 bytes of some.
+CARRIED_REGISTERS = (72, 216)
 FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the tile is crowded
+# The same, if CTAs share k by memory and a row has more sums than WIDE, by warpgroups: what a tile needs once, it then
+# finds anew. With CROWDED sums and more that is FACTORED_REGISTERS. So no legal tile of two to eight CTAs spills, with
+# five kinds of results; with REGISTERS many spilled 4 to 132 bytes. Six products of two warpgroups take as long as
+# with REGISTERS, one of 256 rows by 160 tokens 6 % less.
+BY_MEMORY = {2: (72, 216), 3: (48, 144)}
+WIDE = 128
 FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
 PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
 # Products of tokens in e4m3 by weights with scales of blocks: (rows, tokens) of a CTA -> (tokens of one product, sets
@@ -135,7 +139,10 @@ def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     bits: of weights in 16 bits, one matrix, and of gate and up in e4m3. ptxas spilled 4 to 60 bytes of some. Finding
     anew what a tile needs was timed in eight products on an H200. Of those that spilled, silu in bf16 (28 bytes) takes
     1.3 % more, gelu_tanh and gate and up with scales of rows 0.1 % less; of those that did not, gelu and relu2 in bf16
-    and three of gate and up take 1.7 % less to 0.7 % more."""
+    and three of gate and up take 1.7 % less to 0.7 % more. Also whether they are too few for sums that go through
+    memory: see BY_MEMORY."""
+    if shape.by_memory and isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast":
+        return shape.groups > 1 and tokens * shape.blocks > WIDE
     if not (shape.split == 1 and spec.activation and stores_halves(spec)):
         return False
     if shape.groups != 2 or tokens * shape.blocks != MOST_SUMS[2]:
