@@ -13,7 +13,7 @@ from ptxgen.assembler import assemble
 from ptxgen.kernels import PackedGemm
 from ptxgen.products.wgmma.tiling import shape
 from ptxgen.products.wgmma.tiling.geometry import Geometry
-from ptxgen.products.wgmma.tiling.registers import COPYING_MORE
+from ptxgen.products.wgmma.tiling.registers import CARRIED_REGISTERS
 from ptxgen.products.wgmma.tokens import layout
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
@@ -176,7 +176,7 @@ def test_warpgroups_ask_for_no_more_registers_than_there_are(tile_rows: int, pre
 def test_more_registers_than_there_are_is_a_deadlock() -> None:
     """Of three warpgroups that multiply 192 tokens, with what two have of which the results are carried."""
     spec = PackedGemm(384, 256, tokens=192, tile_rows=192, split=1, share=1, precision="fast", out_dtype="bf16")
-    subject, asked = SpecSubject(spec, target(WHERE)), dict(zip(("dec", "inc"), COPYING_MORE, strict=True))
+    subject, asked = SpecSubject(spec, target(WHERE)), dict(zip(("dec", "inc"), CARRIED_REGISTERS, strict=True))
     text = re.sub(r"(setmaxnreg\.(inc|dec)\S*) \d+", lambda m: f"{m[1]} {asked[m[2]]}", subject.ptx.text)
     found = subject.outcome(text, "fast")
     assert found is not None
