@@ -15,8 +15,8 @@ from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
-from tests.attention.test_prefill_8_bits import E4M3, TARGET, attend, batch, spec
 from tests.attention.test_prefill_wgmma import few_ctas
+from tests.support.attention.prefill_8_bits import E4M3, TARGET, attend, batch, spec
 from tests.support.sweep import drawn
 from tests.tools.mutations import deletions
 
