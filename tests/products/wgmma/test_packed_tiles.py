@@ -14,7 +14,7 @@ from ptxgen.products.wgmma.cost_model import choice, few_tokens
 from ptxgen.products.wgmma.rules import FORMATS
 from ptxgen.products.wgmma.tiling import geometry
 from ptxgen.products.wgmma.tiling.geometry import Geometry
-from ptxgen.products.wgmma.tiling.registers import BY_MEMORY, CARRIED_REGISTERS, FACTORED_REGISTERS, REGISTERS
+from ptxgen.products.wgmma.tiling.registers import CARRIED_REGISTERS, FACTORED_REGISTERS, REGISTERS, SHARED_REGISTERS
 from ptxgen.products.wgmma.tokens import layout
 from tests.support.marks import needs_assembler
 from tests.support.packed_products import WHERE
@@ -226,6 +226,8 @@ def test_a_tile_that_was_measured_is_taken_unless_another_is_given(row: tuple[in
         spec = PackedGemm.best(rows, **fields)
         assert [getattr(spec, name) for name in choice.TILE] == tile
         assert not PackedGemm.best(rows, **fields, evict_first=False).evict_first
+        assert PackedGemm.best(rows, **fields, evict_first=True).evict_first
+        assert choice._measured(fields | {"carried": True}, rows) == {}
         assert supports(spec, WHERE)
         assert PackedGemm.best(rows, **fields, split=2).split == 2
     for rows in (least - 1, most + 1):
@@ -386,6 +388,6 @@ def test_no_spills_at_a_models_sizes(name: str, count: int) -> None:
 def test_warpgroups_take_no_more_registers_than_their_launch_has() -> None:
     """setmaxnreg would wait for ever."""
     first = {2: 168, 3: 128, 4: 96}  # of 65536, for all threads of so many warpgroups and the one that copies
-    chosen = [*REGISTERS.items(), *BY_MEMORY.items(), (2, FACTORED_REGISTERS), (2, CARRIED_REGISTERS)]
+    chosen = [*REGISTERS.items(), *SHARED_REGISTERS.items(), (2, FACTORED_REGISTERS), (2, CARRIED_REGISTERS)]
     for groups, (fewer, more) in chosen:
         assert fewer + groups * more <= (groups + 1) * first[groups]

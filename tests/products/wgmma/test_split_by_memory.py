@@ -131,6 +131,7 @@ def test_orders_that_matter(few_processors: None) -> None:
         ({"split": 0}, "split: with by_memory 2 to 8 CTAs share k (got split=0; nearest: 2)"),
         ({"split": 9}, "split: with by_memory 2 to 8 CTAs share k (got split=9; nearest: 8)"),
         ({"share": 2}, "by_memory: is for CTAs that share no tokens (got by_memory=True, share=2; nearest: share=1)"),
+        ({"tokens": 176, "tile_rows": 256}, "tokens: must be at most 160 beside these weights, precision, tile_rows"),
         ({"stream": True}, "stream: shares k out anyway (got stream=True, split=2; nearest: split=1)"),
         ({"k": 64}, "split: must be at most 1, the tiles of k (got 2; nearest: 1)"),
         ({"carried": True, "tokens": 96}, "carried: is for CTAs that have all of k (got split=2; nearest: split=1)"),
@@ -220,7 +221,7 @@ def test_on_a_gpu(gpu: Device, rows: int, fields: dict[str, Any]) -> None:
 
 
 # Tiles of several warpgroups that spilled 4 to 132 bytes before they had registers of their own: tokens, rows, CTAs.
-SPILLED = ((104, 256, 8), (160, 256, 3), (176, 192, 7), (192, 192, 5), (208, 128, 5), (224, 128, 3), (256, 128, 3))
+SPILLED = ((104, 256, 8), (160, 256, 3), (176, 192, 7), (192, 192, 8), (208, 128, 5), (224, 128, 3), (256, 128, 3))
 
 
 @needs_assembler
@@ -230,3 +231,10 @@ def test_registers_are_enough(tile: tuple[int, int, int]) -> None:
     for more in ({"out_dtype": "bf16", "evict_first": True}, {"residual": True, "bias": True, "evict_first": True}):
         ptx = generate(PackedGemm(4288, 14336, **BY_MEMORY, **fields, **more), WHERE)
         assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, more
+
+
+@pytest.mark.parametrize(("rows", "first"), [(512, True), (2048, False)])
+def test_weights_leave_the_l2_first_where_all_that_read_them_run_at_once(rows: int, first: bool) -> None:
+    fields: dict[str, Any] = {"n": 1536, "k": 8960, "weights": "bf16", "tokens": 128, "tile_rows": 192, "split": 4}
+    spec = PackedGemm.best(rows, **BY_MEMORY, **fields)
+    assert (spec.by_memory, spec.evict_first) == (True, first)

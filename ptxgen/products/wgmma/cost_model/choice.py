@@ -66,8 +66,9 @@ def _counted(spec: PackedProduct, rows: int) -> float:
 
 def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
     """The fields of a tile that the table has, where none of them is given."""
-    given = fields.keys() & {*TILE[:-1], "stream"} or fields.get("by_memory") or fields.get("last_split")
-    if given or fields.get("last_tiles") or not is_plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
+    given = fields.keys() & {*TILE[:-1], "stream"}
+    given |= {name for name in ("by_memory", "last_split", "last_tiles", "carried") if fields.get(name)}
+    if given or not is_plain(fields) or str(fields.get("out_dtype", f32)) == f32.name:
         return {}
     for n, k, least, most, *tile in MEASURED_PROGRAMMATIC if fields.get("programmatic") else MEASURED_PLAIN:
         if (n, k) == (fields["n"], fields["k"]) and least <= rows <= most:
@@ -76,9 +77,11 @@ def _measured(fields: dict[str, Any], rows: int) -> dict[str, int]:
 
 
 def _once(spec: P, fields: dict[str, Any], rows: int) -> P:
-    """The spec whose weights leave the L2 first, where one CTA alone reads them, or all that do run at once."""
-    once = is_plain(fields) and (rows <= spec.tokens or spec.by_memory)
-    return replace(spec, evict_first=True) if once and "evict_first" not in fields else spec
+    """The spec whose weights leave the L2 first, where one CTA alone reads them, or, by memory, all that do at once."""
+    if not is_plain(fields) or "evict_first" in fields:
+        return spec
+    at_once = spec.by_memory and sum(waves.turns(Geometry.of(spec), rows)) == 1
+    return replace(spec, evict_first=True) if rows <= spec.tokens or at_once else spec
 
 
 def _carried(spec: P, fields: dict[str, Any], rows: int) -> P:

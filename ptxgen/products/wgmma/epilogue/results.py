@@ -192,8 +192,6 @@ class Results:
     def _ask_first(self) -> None:
         """Ask for what the first results are added to."""
         for load in range(self.ahead):
-            if self.at.wide:  # else these hold registers while the tile is multiplied
-                convert.clear(self.b, self.before[load])
             self._ask(load, 0)
 
     def _ask(self, load: int, now: int) -> None:

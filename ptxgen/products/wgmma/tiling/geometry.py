@@ -102,7 +102,7 @@ class Geometry:
     carried: bool  # warps beside the copying one store results: `epilogue/carried.py`
     activated: bool  # scales and an activation take registers beside the sums
     tight: bool  # weights that are converted leave few
-    scarce: bool  # and so do sums and an activation: `registers.scarce`
+    scarce: bool  # and so do sums with an activation, or that go through memory: `registers.scarce`
     roots: bool  # a warp beside the copying one finds the roots of tokens' mean squares: `epilogue/norms.py`
 
     @classmethod
@@ -241,9 +241,9 @@ class Geometry:
         if self.carried:
             return registers.CARRIED_REGISTERS
         if self.shape.by_memory and self.scarce and self.sums < registers.CROWDED:
-            return registers.BY_MEMORY[self.shape.groups]
-        scarce = self.shape.groups == 2 and (self.pipelined or self.crowded)
-        return registers.FACTORED_REGISTERS if scarce else registers.REGISTERS[self.shape.groups]
+            return registers.SHARED_REGISTERS[self.shape.groups]
+        factored = self.shape.groups == 2 and (self.pipelined or self.crowded)
+        return registers.FACTORED_REGISTERS if factored else registers.REGISTERS[self.shape.groups]
 
     @property
     def records(self) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_SUMS = {1: 256, 2: 256, 3: 192, 4: 128}
 # of two warpgroups that multiply 16-bit weights as they lie, one matrix, without an activation
 MOST_PLAIN_SUMS = 352
-MOST_SHARED_SUMS = 320  # the same if CTAs share k by memory: four with 352 spilled 4 to 8 bytes of results in f32
+MOST_SHARED_SUMS = 320  # the same if CTAs share k by memory: with 352 most tiles spilled, up to 68 bytes
 # the same of promoted products, short sums included
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}
 # A tile is crowded from so many sums of a row on, short ones included: what it needs once, it computes again where it
@@ -63,8 +63,8 @@ FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the t
 # finds anew. With CROWDED sums and more that is FACTORED_REGISTERS. So no legal tile of two to eight CTAs spills, with
 # five kinds of results; with REGISTERS many spilled 4 to 132 bytes. Six products of two warpgroups take as long as
 # with REGISTERS, one of 256 rows by 160 tokens 6 % less.
-BY_MEMORY = {2: (72, 216), 3: (48, 144)}
-WIDE = 128
+SHARED_REGISTERS = {2: (72, 216), 3: (48, 144)}
+WIDE = 128  # from where `Geometry.wide` holds of two or three warpgroups
 FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
 PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
 # Products of tokens in e4m3 by weights with scales of blocks: (rows, tokens) of a CTA -> (tokens of one product, sets
@@ -140,7 +140,7 @@ def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     anew what a tile needs was timed in eight products on an H200. Of those that spilled, silu in bf16 (28 bytes) takes
     1.3 % more, gelu_tanh and gate and up with scales of rows 0.1 % less; of those that did not, gelu and relu2 in bf16
     and three of gate and up take 1.7 % less to 0.7 % more. Also whether they are too few for sums that go through
-    memory: see BY_MEMORY."""
+    memory: see SHARED_REGISTERS."""
     if shape.by_memory and isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast":
         return shape.groups > 1 and tokens * shape.blocks > WIDE
     if not (shape.split == 1 and spec.activation and stores_halves(spec)):
