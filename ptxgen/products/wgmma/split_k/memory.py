@@ -87,7 +87,7 @@ class MemoryExchange(Exchange):
         self.kept: RegArray | None = None
         if few and at.shape.last_split == 1:
             self.kept = b.array("kept", "f32", VECTOR * self.own)
-            convert.clear(b, self.kept)
+            convert.clear(b, self.kept)  # as moves are guarded: else it takes registers while the tile is multiplied
 
     def _kept(self, index: int) -> Sequence[Reg]:
         """This CTA's own sums of an octet, where it keeps them."""
