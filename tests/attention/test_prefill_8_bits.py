@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
 from ptxgen.attention.reference import as_e4m3
 from ptxgen.errors import SpecError
@@ -18,7 +18,7 @@ from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from tests.attention.test_prefill_wgmma import few_ctas
 from tests.support.attention.prefill_8_bits import E4M3, KINDS, TARGET, attend, spec
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 from tests.tools.mutations import deletions
 
 
@@ -158,8 +158,7 @@ def test_where_fp8_is_not_to_be_had(target: str, head_dim: int) -> None:
     assert "fp8: needs sm_90a and a head_dim of at most 192" in str(found)
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192])
@@ -170,8 +169,7 @@ def test_nothing_is_spilled_and_no_product_waits_for_another(
     assembles_clean(kind, q_dtype, head_dim, more)
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize(
     ("kind", "q_dtype", "head_dim", "more"),
     [

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.attention.prefill.wgmma import tile as tiles
 from ptxgen.attention.prefill.wgmma.tile import MOST_ALONE, MOST_WIDE, promotes, sums_are_long, wgmma_tile
 from ptxgen.kernels import MultiHeadAttention
@@ -22,7 +22,7 @@ from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from tests.support.attention.prefill_8_bits import E4M3, TARGET, attend, batch, spec
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 from tests.support.sweep import drawn
 from tests.tools.mutations import deletions
 
@@ -316,8 +316,7 @@ def test_error_limits(fields: dict[str, Any], limit: float | None) -> None:
     assert spec(**{**LONG, **fields}).error_limit == limit
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 @pytest.mark.parametrize(
     "more",

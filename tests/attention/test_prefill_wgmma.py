@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.attention.prefill.wgmma import items
 from ptxgen.attention.prefill.wgmma.tile import ROWS, WgmmaTile, wgmma_tile
 from ptxgen.generator import clear_cache
@@ -17,7 +17,7 @@ from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import Trial, trial
 from ptxgen.targets import target as parse_target
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 from tests.tools.mutations import SpecSubject, Work, deletions
 
 TARGET = "sm_90a"
@@ -295,8 +295,7 @@ def test_without_a_mask_tiles_have_fewer_rows_where_the_last_round_is_thin(token
     attend("fast", {"n_tokens": tokens, "n_keys": 70}, **more)
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192])
 @pytest.mark.parametrize(
     "fields",

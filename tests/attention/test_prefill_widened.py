@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptxgen import generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.attention.prefill.wgmma import items
 from ptxgen.errors import SpecError
 from ptxgen.generator import clear_cache
@@ -20,7 +20,7 @@ from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from tests.attention.test_prefill_wgmma import few_ctas
 from tests.support.attention.prefill_8_bits import E4M3, KINDS, TARGET, attend, batch, spec
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
@@ -222,8 +222,7 @@ def test_where_widened_is_not_to_be_had(target: str, head_dim: int) -> None:
     assert "widened: needs sm_90a and a head_dim of 16, or a multiple of 8 from 24 to 256 " in str(found)
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 @pytest.mark.parametrize("q_dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("head_dim", [32, 40, 64, 96, 120, 128, 192, 240, 256])
@@ -243,8 +242,7 @@ def test_nothing_of_widened_rows_is_spilled(kind: str, q_dtype: str, head_dim: i
     assert "serialized" not in made.log
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize(
     "fields",
     [
@@ -260,8 +258,7 @@ def test_nothing_of_widened_rows_with_scales_is_spilled(fields: dict[str, Any]) 
     assert all(taken.clean for taken in assemble(generate(one, TARGET).text).resources.values())
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize("kind", ["e4m3", "s8"])
 @pytest.mark.parametrize("heads", [(6, 2), (12, 1), (16, 1)])
 @pytest.mark.parametrize("head_dim", [32, 40, 48, 64, 112, 128, 168, 192, 216])

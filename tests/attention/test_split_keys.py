@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError, generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.attention.prefill.wgmma.tile import shares_of, tile_of
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target as parse_target
 from tests.attention.test_prefill_wgmma import LAYOUTS, TARGET, attend, few_ctas, spec
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 
 
 def split(**fields: Any) -> MultiHeadAttention:
@@ -275,8 +275,7 @@ EIGHT_BITS: tuple[dict[str, Any], ...] = (
 )
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize(
     ("head_dim", "fields"),
     [

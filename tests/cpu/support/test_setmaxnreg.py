@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.errors import ExecutionError, IsaError
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.flow.launch_registers import launch_registers
 from ptxgen.runtime.cpu.program import Program
 from ptxgen.runtime.cpu.run.global_memory import Memory
 from tests.support.cpu_run import MODES
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 
 ONE_CTA = ".reqntid 384, 1, 1\n.minnctapersm 1"  # 168 registers a thread
 MEET = "bar.sync 1, 256;\n"
@@ -168,8 +168,7 @@ DIRECTIVES = [
 ]  # fmt: skip
 
 
-@needs_assembler
-@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@needs_ptxas
 @pytest.mark.parametrize(("directives", "most"), DIRECTIVES, ids=str)
 def test_a_launch_has_the_registers_that_ptxas_counts(directives: dict[str, tuple[int, ...]], most: int) -> None:
     written = "\n".join(f".{name} {', '.join(map(str, numbers))}" for name, numbers in directives.items())

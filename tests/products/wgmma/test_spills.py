@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from ptxgen import SpecError, assemble, generate
-from ptxgen.assembler import available_assemblers
 from ptxgen.kernels import PackedGemm
 from ptxgen.products.wgmma.tiling.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
-from tests.support.marks import needs_assembler
+from tests.support.marks import needs_ptxas
 from tests.support.packed_products import WHERE
 
 FAST: dict[str, Any] = {"precision": "fast"}
@@ -47,7 +46,6 @@ CARRIED = (
     (18432, 256, 1), (24576, 256, 2), (17664, 256, 1), (17920, 256, 2), (16384, 256, 1), (9152, 160, 2), (9152, 256, 1),
     (9216, 192, 1), (38400, 256, 1),
 )  # fmt: skip
-needs_ptxas = pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="needs a ptxas")
 
 
 def assembles_clean(spec: PackedGemm) -> None:
@@ -66,15 +64,13 @@ def test_three_warpgroups_activate_at_most_144_tokens(tokens: int, activation: s
     assert PackedGemm(9216, 2048, tokens=tokens, **fields | {"out_dtype": "f32"}).tokens == tokens
 
 
-@needs_assembler
 @needs_ptxas
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 def test_what_three_warpgroups_activate_spills_nothing(activation: str) -> None:
     assembles_clean(PackedGemm(9216, 2048, tokens=144, tile_rows=192, share=2, activation=activation, **HALVES))
 
 
-@needs_assembler
-@needs_ptxas  # nvJitLink leaves setmaxnreg out
+@needs_ptxas
 @pytest.mark.parametrize(("rows", "n", "k", "weights", "more", "scarce"), CHOSEN)
 def test_what_is_chosen_spills_nothing(
     rows: int, n: int, k: int, weights: str, more: dict[str, Any], scarce: bool
@@ -85,7 +81,6 @@ def test_what_is_chosen_spills_nothing(
     assembles_clean(spec)
 
 
-@needs_assembler
 @needs_ptxas
 @pytest.mark.parametrize(("n", "tokens", "share"), CARRIED)
 def test_warps_that_store_results_have_registers(n: int, tokens: int, share: int) -> None:
