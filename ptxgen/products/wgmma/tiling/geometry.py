@@ -231,9 +231,9 @@ class Geometry:
     def wide(self) -> bool:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
-        groups, most = self.shape.groups, 256 if self.shape.groups == 2 else 384
+        groups = self.shape.groups
         more = self.exact or self.tight or (self.by_row and groups > 2)
-        return groups > 1 and (more or self.sums * groups > most)
+        return groups > 1 and (more or self.sums > registers.WIDE[groups])
 
     @property
     def shares_of_registers(self) -> tuple[int, int]:

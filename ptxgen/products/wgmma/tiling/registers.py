@@ -64,7 +64,8 @@ FACTORED_REGISTERS = (24, 240)  # the same, if factors are in registers or the t
 # five kinds of results; with REGISTERS many spilled 4 to 132 bytes. Six products of two warpgroups take as long as
 # with REGISTERS, one of 256 rows by 160 tokens 6 % less.
 SHARED_REGISTERS = {2: (72, 216), 3: (48, 144)}
-WIDE = 128  # from where `Geometry.wide` holds of two or three warpgroups
+# By warpgroups: with more sums of a row, those that multiply need more registers than a CTA of that size has for each.
+WIDE = {2: 128, 3: 128, 4: 96}
 FRAGMENTS = 16  # registers of a thread for 64 rows by 128 columns of weights in e4m3
 PROMOTED = {1: 216, 2: 216, 3: 136}  # by warpgroups: registers that promoted products and all sums may take
 # Products of tokens in e4m3 by weights with scales of blocks: (rows, tokens) of a CTA -> (tokens of one product, sets
@@ -142,7 +143,7 @@ def scarce(spec: PackedProduct, tokens: int, shape: Shape) -> bool:
     and three of gate and up take 1.7 % less to 0.7 % more. Also whether they are too few for sums that go through
     memory: see SHARED_REGISTERS."""
     if shape.by_memory and isinstance(spec.kind, Half) and spec.straight and spec.precision == "fast":
-        return shape.groups > 1 and tokens * shape.blocks > WIDE
+        return shape.groups > 1 and tokens * shape.blocks > WIDE[shape.groups]
     if not (shape.split == 1 and spec.activation and stores_halves(spec)):
         return False
     if shape.groups != 2 or tokens * shape.blocks != MOST_SUMS[2]:
