@@ -23,7 +23,8 @@ from ptxgen.products.wgmma.split_k.cluster import BYTES, VECTOR, Exchange
 from ptxgen.products.wgmma.tasks import Tasks
 
 TURNS = 2  # of places: even tiles, and odd ones
-# Sums of a thread, and those of them that it keeps, up to which it has registers for the latter; with more it spilled.
+# A CTA keeps its own sums in registers where a thread has at most so many in all and keeps at most so many: with more
+# ptxas spilled.
 MOST_SUMS, MOST_KEPT = 96, 24
 
 
