@@ -84,15 +84,15 @@ def measure(run: Run) -> None:
     add(run, profile("benchmarks.counters", [*(name for name, _ in MEASURES.values()), *map(STALL.format, REASONS)]))
 
 
-def profile(module: str, names: Sequence[str]) -> list[dict[str, str]]:
-    """What ncu says, with these metrics, of the kernels that `module` launches with `LAUNCH`."""
+def profile(module: str, names: Sequence[str], *arguments: str) -> list[dict[str, str]]:
+    """What ncu says, with these metrics, of the kernels that `module` launches with `LAUNCH` and the arguments."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise SystemExit("ncu: not found; it comes with Nsight Compute and the CUDA toolkit, and must be on PATH")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
         options = ["--csv", "--page=raw", "--print-units=base", "--clock-control=none", "--profile-from-start=off"]
-        child = [sys.executable, "-m", module, LAUNCH]
+        child = [sys.executable, "-m", module, LAUNCH, *arguments]
         done = subprocess.run([ncu, *options, f"--metrics={','.join(names)}", f"--log-file={log}", *child])
         text = log.read_text() if log.is_file() else ""
     if done.returncode:

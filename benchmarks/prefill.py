@@ -144,6 +144,24 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
     return Ready(calls, result, loaded.close)
 
 
+def tiled(text: str) -> Prepare:
+    """Ours on mma.sync with the tile "warps,row tiles,keys,steps of q held" in place of the table's."""
+    warps, rows, keys, steps = map(int, text.split(","))
+    tile = tiles.TensorTile(warps, rows, keys, q_steps=steps)
+
+    def prepare(inputs: Inputs) -> Ready:
+        original = tiles.tensor_tile
+        tiles.tensor_tile = lambda *_, **__: tile  # type: ignore[assignment]
+        clear_cache()
+        try:
+            return ours("sm_80")(inputs)
+        finally:
+            tiles.tensor_tile = original
+            clear_cache()
+
+    return prepare
+
+
 def only(fits: Callable[[Case], bool], prepare: Prepare) -> Prepare:
     """An implementation of some cases."""
 
@@ -276,16 +294,8 @@ def measure_all(run: Run, arguments: argparse.Namespace) -> None:
 
 def measure_tiles(run: Run, arguments: argparse.Namespace) -> None:
     """Ours on mma.sync with each of the given tiles in place of the table's."""
-    original = tiles.tensor_tile
     for case in chosen(arguments):
-        for text in arguments.tiles:
-            warps, rows, keys, steps = map(int, text.split(","))
-            tile = tiles.TensorTile(warps, rows, keys, q_steps=steps)
-            tiles.tensor_tile = lambda *_, tile=tile, **__: tile  # type: ignore[assignment]
-            clear_cache()
-            measure_case(run, case, {f"ptxgen-sm_80 {text}": ours("sm_80")})
-    tiles.tensor_tile = original
-    clear_cache()
+        measure_case(run, case, {f"ptxgen-sm_80 {text}": tiled(text) for text in arguments.tiles})
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
