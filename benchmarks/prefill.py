@@ -2,7 +2,7 @@
 
     python -m benchmarks.prefill                       measure on a GPU, print, append rows
     python -m benchmarks.prefill --cases prompts chunk --seconds 60   some groups of cases, so long
-    python -m benchmarks.prefill --tiles 4,2,64,0 …    ours on mma.sync by tile: warps,row tiles,keys,steps of q held
+    python -m benchmarks.prefill --tiles 4,2,64,0 …    ours on mma.sync, of tiles (loops/tiles.py)
     python -m benchmarks.prefill --report [--run ID]   the table of the last run, or of one run
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
@@ -145,9 +145,8 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
 
 
 def tiled(text: str) -> Prepare:
-    """Ours on mma.sync with the tile "warps,row tiles,keys,steps of q held" in place of the table's."""
-    warps, rows, keys, steps = map(int, text.split(","))
-    tile = tiles.TensorTile(warps, rows, keys, q_steps=steps)
+    """Ours on mma.sync with a tile in place of the table's: its fields with commas between, as many as are given."""
+    tile = tiles.TensorTile(*map(int, text.split(",")))
 
     def prepare(inputs: Inputs) -> Ready:
         original = tiles.tensor_tile
@@ -274,7 +273,8 @@ def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
     """The cases that are asked for, the most important first."""
-    found = [case for group in arguments.cases for case in cases(group, arguments.dtype, arguments.lengths)]
+    shapes = [tuple(map(int, text.split("/"))) for text in arguments.shapes]
+    found = [case for group in arguments.cases for case in cases(group, arguments.dtype, arguments.lengths, shapes)]
     return [case for case in found if arguments.head_dim in (None, case["head_dim"])]
 
 
@@ -318,8 +318,9 @@ def main() -> None:
         ("--tiles", {"nargs": "+", "help": "only ours, with these tiles"}),
         ("--cases", {"nargs": "+", "choices": GROUPS, "default": GROUPS, "metavar": "GROUP"}),
         ("--head-dim", {"type": int, "choices": [d for *_, d in SHAPES]}),
+        ("--shapes", {"nargs": "+", "default": (), "help": "32/8/96 …: of these heads and head_dim in place of all"}),
         ("--lengths", {"type": int, "nargs": "+", "default": LENGTHS, "help": "of the group `prompts`"}),
-        ("--dtype", {"choices": ("bf16", "f16"), "default": "bf16"}),
+        ("--dtype", {"choices": ("bf16", "f16", "f32"), "default": "bf16"}),
         ("--implementations", {"nargs": "+", "choices": names, "default": names, "metavar": "IMPL"}),
         ("--flashinfer", {"type": int, "nargs": "*", "default": (128, 64), "metavar": "HEAD_DIM"}),
         ("--seconds", {"type": float, "default": math.inf, "help": "no case begins later"}),

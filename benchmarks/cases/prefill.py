@@ -17,14 +17,16 @@ SAMPLED_ROWS = 96
 SETS_BYTES = 200e6  # of all sets of inputs and outputs: beyond the L2 cache
 
 
-def cases(group: str, dtype: str = "bf16", lengths: Sequence[int] = LENGTHS) -> Iterator[Case]:
-    """The cases of one of `GROUPS`.
+def cases(
+    group: str, dtype: str = "bf16", lengths: Sequence[int] = LENGTHS, shapes: Sequence[Sequence[int]] = ()
+) -> Iterator[Case]:
+    """The cases of one of `GROUPS`, of these (query heads, KV heads, head_dim) or of the group's own.
 
     Beside heads, tokens and dtype a case has what differs from a causal prompt alone: `causal`; `keys`, of which the
     tokens are the last; `lengths` of a batch's sequences; `page_size` of its caches; `seconds` without a pause;
     `kv_dtype` of keys and values of 8 bits, and `fp8` products of queries with them.
     """
-    for heads in SHAPES_OF.get(group, SHAPES):
+    for heads in shapes or SHAPES_OF.get(group, SHAPES):
         given = dict(zip(("n_heads", "n_kv_heads", "head_dim"), heads, strict=True))
         for tokens, more in _of(group, lengths):
             yield {**given, "tokens": tokens, "dtype": dtype, **more}
@@ -94,7 +96,7 @@ class Inputs:
 
         self.case, self.flops = case, flops(case)
         h, kv, d = (case[x] for x in ("n_heads", "n_kv_heads", "head_dim"))
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[case["dtype"]]
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[case["dtype"]]
         torch.manual_seed(0)
         lengths = sequences(case)
         sets = sets_for(4 * d * sum(h * tokens + kv * keys for tokens, keys in lengths), SETS_BYTES)

@@ -419,7 +419,8 @@ class MultiHeadAttention(KernelType):
         if runs_on_wgmma(self.prefill, target):
             return tile_of(self.prefill)
         if self.tensor(target):
-            return tiles.tensor_tile(self.head_dim, target, converts=self.kv_dtype.bits == 8)
+            beside = tiles.TOLD_BYTES if self.split_keys else 0
+            return tiles.tensor_tile(self.head_dim, target, self.kv_dtype.bits == 8, beside)
         return tiles.simt_tile(self.head_dim, target)
 
     def launch(self, target: Target) -> Launch:
@@ -430,6 +431,7 @@ class MultiHeadAttention(KernelType):
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
+        resident = 1 if isinstance(tile, WgmmaTile) else tile.ctas
         if isinstance(tile, WgmmaTile):
             # those that have no rows of q make rows of keys, or take a part of them
             most = CHIP_SMS if makes_rows(self.prefill) or self.split_keys else f"min({CHIP_SMS}, {ctas})"
@@ -437,7 +439,7 @@ class MultiHeadAttention(KernelType):
         else:
             least = f"max({ctas}, {self.shares(target).ctas})" if self.split_keys else ctas
             shape = grid3(least), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
-        return Launch(*shape, programmatic=self.programmatic)
+        return Launch(*shape, programmatic=self.programmatic, resident=resident)
 
     def template(self, target: Target) -> str:
         if isinstance(self.tile(target), WgmmaTile):

@@ -285,9 +285,12 @@ def test_capacity_decides_the_grid() -> None:
 # -- order of memory -------------------------------------------------------------------------------------------------
 
 CHECKED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
-    "tensor": ("sm_80", {"head_dim": 72}, {"n_tokens": 70, "n_keys": 70}),
-    "no keys": ("sm_80", {"head_dim": 72, "max_len": 8}, {"n_tokens": 70, "kv_len": 0}),
-    "column groups": ("sm_80", {"head_dim": 264}, {"n_tokens": 40, "n_keys": 40}),
+    "tensor": ("sm_80", {"head_dim": 104}, {"n_tokens": 70, "n_keys": 70}),
+    "q in registers": ("sm_80", {"head_dim": 72}, {"n_tokens": 70, "n_keys": 70}),
+    "q in shared memory": ("sm_80", {"head_dim": 120}, {"n_tokens": 70, "n_keys": 70}),
+    "no keys": ("sm_80", {"head_dim": 120, "max_len": 8}, {"n_tokens": 70, "kv_len": 0}),
+    "column groups": ("sm_80", {"head_dim": 400}, {"n_tokens": 40, "n_keys": 40}),
+    "column groups, q in registers": ("sm_80", {"head_dim": 264}, {"n_tokens": 40, "n_keys": 40}),
     "converted": ("sm_90", {"head_dim": 24, "q_dtype": "f32", "kv_dtype": "s8", "max_len": 200}, {"n_tokens": 70}),
     "converted, one stage": ("sm_80", {"head_dim": 392, "kv_dtype": "s8", "max_len": 40}, {"n_tokens": 40}),
     "batch": ("sm_80", {"head_dim": 24, "max_len": 30, "batched": True}, {"n_tokens": 70, "batch": 4}),
@@ -307,9 +310,10 @@ def test_checking_finds_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "instruction", "index"),
     [
-        ("tensor", "bar.sync", 0), ("tensor", "bar.sync", 2), ("tensor", "cp.async.wait_all", 0),
-        ("no keys", "bar.sync", 1), ("column groups", "bar.sync", 0), ("column groups", "bar.sync", 1),
-        ("column groups", "bar.sync", 2), ("converted", "bar.sync", 0), ("two stages", "bar.sync", 0),
+        *(("tensor", "bar.sync", n) for n in range(4)), *(("tensor", "cp.async.wait_all", n) for n in range(2)),
+        ("q in registers", "bar.sync", 1), ("q in shared memory", "cp.async.wait_all", 0), ("no keys", "bar.sync", 1),
+        *(("column groups", "bar.sync", n) for n in range(4)),
+        ("converted", "bar.sync", 0), ("two stages", "bar.sync", 0),
         ("converted, one stage", "bar.sync", 0), ("converted, one stage", "bar.sync", 1),
         ("two stages", "cp.async.wait_all", 0), ("one stage", "bar.sync", 0), ("one stage", "bar.sync", 1),
     ],
@@ -377,6 +381,9 @@ def test_every_target_assembles_without_spills(target: str) -> None:
         {"head_dim": 256, "soft_cap": 9.0}, {"head_dim": 512, "max_len": 64}, {"head_dim": 504, "causal": False},
         {"head_dim": 128, "q_dtype": "f32", "kv_dtype": "f32"}, {"head_dim": 512, "q_dtype": "f32", "kv_dtype": "f32"},
         {"head_dim": 192, "kv_dtype": "s8", "max_len": 64, "lse": True}, {"head_dim": 512, "kv_dtype": "e4m3"},
+        {"head_dim": 80, "sinks": True}, {"head_dim": 104, "window": 99}, {"head_dim": 176, "soft_cap": 9.0},
+        {"head_dim": 224, "lse": True}, {"head_dim": 384}, {"head_dim": 448, "causal": False},
+        {"head_dim": 128, "kv_dtype": "s8", "max_len": 64}, {"head_dim": 64, "kv_dtype": "e4m3", "window": 99},
     )  # fmt: skip
     for fields in (each for each, where in sweep.pairs(every, TARGETS, 2) if where == target):
         ptx = generate(spec(n_heads=6, n_kv_heads=2, **fields), target)

@@ -135,6 +135,7 @@ def of_prefill() -> Iterator[Outline]:
             MultiHeadAttention(head_dim=128, **LLAMA, q_dtype="bf16", kv_dtype="e4m3", max_len=8192, fp8=True),
         ),
         Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=192, **ONE, max_len=4096, batched=True)),
+        Outline("prefill_q_in_shared", "sm_90", MultiHeadAttention(head_dim=128, **LLAMA, **BF16, max_len=4096)),
         Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **ONE, kv_dtype="e4m3", max_len=4096)),
         Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **ONE, kv_dtype="f32")),
     )

@@ -49,7 +49,6 @@ class Softmax:
     """
 
     top = SLACK  # log2 of the probability of a score at which the maximum is raised
-    unseen_shift = 0.0  # of a row that saw no key
 
     def __init__(
         self,
@@ -192,10 +191,12 @@ class Softmax:
                         b.op("setp.ge.or.s32", hidden, unseen, score.column, hidden)
                     b.op("mov.f32", score.reg, float("-inf"), pred=hidden)
 
-    def tile_maxima(self) -> None:
-        """Fragment `tile_maxima`: every row's largest score of the tile, in units of log2, known to all its lanes."""
+    def tile_maxima(self, exchanged: bool) -> None:
+        """Fragment `tile_maxima`: the thread's largest score of every row, in units of log2; `exchanged`: the row's,
+        known to all its lanes."""
         b = self.b
-        with b.fragment("tile_maxima", "every row's largest score of the tile"):
+        whose = "every row's largest score of the tile" if exchanged else "this thread's largest score of every row"
+        with b.fragment("tile_maxima", whose):
             for largest, row in zip(self.tile_max, self.scores, strict=True):
                 if len(row) == 1:
                     b.op("mov.f32", largest, row[0].reg)
@@ -203,55 +204,28 @@ class Softmax:
                     b.op("max.f32", largest, row[0].reg, score.reg)
                 for score in row[2:]:
                     b.op("max.f32", largest, largest, score.reg)
-            other = b.reg("other_max", "f32")
-            for largest in self.tile_max:
-                self.over_lanes("max.f32", largest, other)
+            if exchanged:
+                self.exchange_maxima()
             if self.plain:
                 b.note("scale log2 e")
                 for number, largest in enumerate(self.tile_max):
                     b.op("mul.f32", largest, largest, self.factor_of(number))
 
+    def exchange_maxima(self) -> None:
+        """The largest of the lanes' maxima, to every lane of the row; part of an open fragment."""
+        other = self.b.reg("other_max", "f32")
+        for largest in self.tile_max:
+            self.over_lanes("max.f32", largest, other)
+
     def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
         """Reduce over the lanes that share a row; every lane gets the same bits."""
         over_lanes(self.b, operation, value, reversed(halves(self.lanes)), other)
 
-    def raise_maxima(self, accumulators: Sequence[Sequence[Reg]]) -> None:
-        """Fragments `look_for_raise`, which sets `raised` for the warp, and `rescale`.
-
-        A row's result depends on its own scores only, whatever the other rows of the warp do.
-        """
-        b = self.b
-        raises = b.array("raises", "pred", len(self.scores))
-        with b.fragment("look_for_raise"):
-            b.note(f"a maximum is raised when a score exceeds it by 2^{SLACK:g}")
-            for limit, largest, raise_ in zip(self.limit, self.tile_max, raises, strict=True):
-                b.op("setp.gt.f32", raise_, largest, limit)
-            any_row = raises[0]
-            for raise_ in raises[1:]:
-                any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), any_row, raise_)
-            b.op("vote.sync.any.pred", "raised", any_row, -1)
-        with b.fragment("rescale", "new maxima; sums and accumulators on their scale"):
-            old, factor = b.reg("old_shift", "f32"), b.reg("correction", "f32")
-            for row, (limit, largest, raise_) in enumerate(zip(self.limit, self.tile_max, raises, strict=True)):
-                b.op("sub.f32", old, SLACK, limit)
-                b.op("add.f32", limit, largest, SLACK, pred=raise_)
-                b.op("sub.f32", factor, SLACK, limit)
-                b.op("sub.f32", factor, factor, old)
-                b.op("ex2.approx.ftz.f32", factor, factor)
-                b.op("selp.f32", factor, factor, 1.0, raise_)
-                multiply(b, (self.total[row], *accumulators[row]), factor)
-
-    def shifts(self) -> None:
-        """What each row's exponents are shifted by: minus its maximum, or 0 if unseen; part of an open fragment."""
-        b = self.b
-        unseen = scratch(b, "saw_nothing", "pred")
-        for limit, shift in zip(self.limit, self.shift, strict=True):
-            b.op("setp.eq.f32", unseen, limit, float("-inf"))
-            b.op("sub.f32", shift, self.top, limit)
-            b.op("selp.f32", shift, self.unseen_shift, shift, unseen)
-
     def exponentiate(self, row: int, scores: Sequence[Score], total: Reg) -> None:
-        """Scores of a row to probabilities in the same registers, added to `total`; after `shifts`, in its fragment."""
+        """Scores of a row to probabilities in the same registers, added to `total`; part of an open fragment.
+
+        `shift` of the row is what its exponents are shifted by: minus its maximum, or 0 if unseen.
+        """
         b = self.b
         for score in scores:
             if self.plain:

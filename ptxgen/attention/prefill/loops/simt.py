@@ -10,9 +10,10 @@ from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import pitch
 from ptxgen.attention.prefill.loops.keys import KeyTiles
 from ptxgen.attention.prefill.loops.queries import QueryTile
+from ptxgen.attention.prefill.loops.softmax import RunningSoftmax
 from ptxgen.attention.prefill.loops.tiles import SimtTile, dynamic
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.prefill.softmax import Owned, Score, Softmax
+from ptxgen.attention.prefill.softmax import Owned, Score
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
@@ -42,7 +43,7 @@ class SimtLoop:
         self.rows.locate()
         self.score = self.b.array("score", "f32", t.r * t.c)
         self.acc = self.b.array("acc", "f32", t.r * self.groups * QUAD)
-        self.softmax = Softmax(
+        self.softmax = RunningSoftmax(
             self.b, self.spec, self.rows, [self._scores_of(r) for r in range(t.r)], t.lanes, range(t.r), self._own
         )
         self._aim()
@@ -55,7 +56,6 @@ class SimtLoop:
         self.softmax.vary(self.tile_start)
         self.softmax.look_for_mask(self.tile_start)
         self.softmax.mask(self.tile_start)
-        self.softmax.tile_maxima()
         self.softmax.raise_maxima(self._accumulators())
         self._probabilities()
         self._values()
@@ -150,7 +150,6 @@ class SimtLoop:
         b, t = self.b, self.tile
         with b.fragment("probabilities", "scores to probabilities, into shared memory"):
             at = b.op("mad.lo.u32", "p_lane_at", self.lane, 4, self.p_at)
-            self.softmax.shifts()
             for r in range(t.r):
                 row = self.softmax.scores[r]
                 self.softmax.exponentiate(r, row, self.softmax.total[r])

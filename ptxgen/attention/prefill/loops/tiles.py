@@ -14,10 +14,9 @@ from ptxgen.attention.prefill.parts import Shares
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 RESERVED = 1024  # bytes of shared memory that the driver keeps per CTA
+TOLD_BYTES = 4  # that lie beside a tile where CTAs share keys
 LEAST, MOST = 4, 32  # tiles of a part of the keys, at least, and parts of a tile of rows, at most
-# How many CTAs an H100 or H200 runs at once: two a multiprocessor of up to FEW_THREADS threads and rows of up to NARROW
-# elements, else one. Other GPUs run fewer or more; parts are then more or fewer than would be best.
-CTAS, FEW_THREADS, NARROW = 264, 128, 128
+SMS = 132  # multiprocessors of an H100 or H200; with others, parts are more or fewer than would be best
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +24,17 @@ class TensorTile:
     """A CTA's tile for mma.m16n8k16: `rows` query rows by `keys`; each warp owns 16·m_tiles rows.
 
     With `column_groups` 2 two warps share the same rows and each accumulates half of dim: both compute the scores.
-    `q_steps`: of the steps of 16 columns over dim, so many have their part of q in registers all along.
+    `q_steps`: of the steps of 16 columns over dim, so many have their part of q in registers all along. `ctas` of a
+    multiprocessor have registers and shared memory at once.
     """
 
     warps: int
     m_tiles: int
     keys: int
-    column_groups: int = 1
     q_steps: int = 0
+    column_groups: int = 1
     stages: int = 2
+    ctas: int = 1
 
     @property
     def threads(self) -> int:
@@ -49,20 +50,54 @@ class TensorTile:
 
     def shares(self, dim: int) -> Shares:
         """How CTAs share keys, of rows of `dim` elements."""
-        ctas = CTAS if dim <= NARROW and self.threads <= FEW_THREADS else CTAS // 2
         accumulators = self.m_tiles * 4 * -(-dim // 8 // self.column_groups)
-        return Shares(self.keys, LEAST, MOST, ctas, 1, self.warps, rows=2 * self.m_tiles, accumulators=accumulators)
+        return Shares(
+            self.keys, LEAST, MOST, SMS * self.ctas, 1, self.warps, rows=2 * self.m_tiles, accumulators=accumulators
+        )
+
+
+# By head_dim up to which they are for, the tiles in order of preference: the first is taken that a target has shared
+# memory for. Up to 16 there is little to share: a small tile, and a text that a person reads.
+_SMALLEST = (TensorTile(4, 1, 16, q_steps=1, ctas=2),)
+TENSOR_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
+    (16, _SMALLEST),
+    (64, (TensorTile(4, 2, 64, 4, ctas=2), TensorTile(4, 2, 48, 4, ctas=2))),
+    (80, (TensorTile(4, 2, 48, 5, ctas=2), TensorTile(4, 2, 32, 5, ctas=2))),
+    (104, (TensorTile(4, 2, 48, 3, ctas=2), TensorTile(4, 2, 32, 5, ctas=2), TensorTile(4, 2, 48, 3))),
+    (128, (TensorTile(4, 2, 48, ctas=2), TensorTile(4, 2, 32, 3, ctas=2), TensorTile(4, 2, 48))),
+    # one row tile a warp leaves registers for the accumulators of wider rows, and for q
+    (176, (TensorTile(8, 1, 48, 11), TensorTile(8, 1, 32, 11))),
+    (224, (TensorTile(8, 1, 64, 12), TensorTile(8, 1, 48, 14), TensorTile(8, 1, 32, 14), TensorTile(4, 1, 32, 12))),
+    (256, (TensorTile(8, 1, 64, 4), TensorTile(8, 1, 32, 8), TensorTile(4, 1, 32, 8), TensorTile(4, 1, 16, 8))),
+    (384, (TensorTile(8, 1, 16, 24, 2), TensorTile(4, 1, 16, 24, 2))),
+    (448, (TensorTile(8, 1, 16, 20, 2), TensorTile(4, 1, 16, 20, 2))),
+    (512, (TensorTile(8, 1, 16, 16, 2), TensorTile(4, 1, 16, 16, 2))),
+)
+# The same where words of 8-bit keys and values have registers on their way in; beyond 384 there are none for them.
+CONVERTING_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
+    (16, _SMALLEST),
+    (64, (TensorTile(8, 1, 64, ctas=2), TensorTile(8, 1, 32, 4, ctas=2))),
+    (96, (TensorTile(8, 1, 32, 2, ctas=2), TensorTile(8, 1, 48, 6))),
+    (128, (TensorTile(8, 1, 32, ctas=2), TensorTile(8, 1, 48, 8))),
+    (192, (TensorTile(8, 1, 32, 12), TensorTile(4, 1, 32, 8))),
+    (224, (TensorTile(8, 1, 32, 8), TensorTile(4, 1, 16, 8))),
+    (256, (TensorTile(8, 1, 32, 4), TensorTile(4, 1, 16, 4))),
+    (384, (TensorTile(8, 1, 16, 8, 2), TensorTile(4, 1, 16, 8, 2))),
+    (512, (TensorTile(8, 1, 16, 8, 2, stages=1), TensorTile(4, 1, 16, 8, 2, stages=1))),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SimtTile:
-    """A CTA's tile for plain FMA in f32: `lanes` threads share a row; a thread owns `r` rows and `c` keys of each."""
+    """A CTA's tile for plain FMA in f32: `lanes` threads share a row; a thread owns `r` rows and `c` keys of each.
+    `ctas` of a multiprocessor have registers and shared memory at once."""
 
     threads: int
     r: int
     c: int
     stages: int = 2
     lanes: int = 16
+    ctas: int = 1
 
     @property
     def rows(self) -> int:
@@ -82,58 +117,40 @@ class SimtTile:
         return tiles + self.rows * self.probabilities_pitch()
 
 
-def _tensor_choices(dim: int, converts: bool) -> Iterator[tuple[int, TensorTile]]:
-    """Tiles in order of preference, each with the CTAs that an SM's shared memory should hold."""
-    if dim <= 16:  # little to share: small tiles, and a text that a person reads
-        yield 2, TensorTile(warps=4, m_tiles=1, keys=16, q_steps=1)
-    elif dim <= 64 and not converts:
-        yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_steps=4)
-        yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_steps=4)
-    elif dim <= 128 and not converts:
-        if dim <= 112:
-            yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
-        yield 2, TensorTile(warps=4, m_tiles=2, keys=48)
-        yield 1, TensorTile(warps=4, m_tiles=2, keys=32)
-    elif dim <= 256:  # one row tile a warp leaves registers for wider rows, or for the words on their way in
-        if dim <= 128 or not converts:
-            yield 1, TensorTile(warps=8, m_tiles=1, keys=64)
-        yield 1, TensorTile(warps=8, m_tiles=1, keys=32)
-        yield 1, TensorTile(warps=4, m_tiles=1, keys=16)
-    else:  # beyond 384 there are no registers either for words on their way in
-        stages = 1 if converts and dim > 384 else 2
-        yield 1, TensorTile(warps=8, m_tiles=1, keys=16, column_groups=2, stages=stages)
-        yield 1, TensorTile(warps=4, m_tiles=1, keys=16, column_groups=2, stages=stages)
-
-
-def _simt_choices(dim: int, stages: int) -> Iterator[tuple[int, SimtTile]]:
-    """The same for plain FMA; the accumulators take r · dim / 16 registers."""
+def _simt_choices(dim: int, stages: int) -> Iterator[SimtTile]:
+    """Tiles for plain FMA in order of preference; the accumulators take r · dim / 16 registers."""
     if dim <= 16:
-        yield 2, SimtTile(threads=128, r=2, c=1, stages=stages)
+        yield SimtTile(threads=128, r=2, c=1, stages=stages, ctas=2)
     if dim <= 128:
-        yield 2, SimtTile(threads=128, r=8, c=2, stages=stages)
+        yield SimtTile(threads=128, r=8, c=2, stages=stages, ctas=2)
     if dim <= 256:
-        yield 1, SimtTile(threads=128, r=4, c=2, stages=stages)
+        yield SimtTile(threads=128, r=4, c=2, stages=stages)
     for count in range(stages, 0, -1):
-        yield 1, SimtTile(threads=128, r=2, c=1, stages=count)
-    yield 1, SimtTile(threads=64, r=2, c=1, stages=1)
-    yield 1, SimtTile(threads=64, r=1, c=1, stages=1, lanes=8)
+        yield SimtTile(threads=128, r=2, c=1, stages=count)
+    yield SimtTile(threads=64, r=2, c=1, stages=1)
+    yield SimtTile(threads=64, r=1, c=1, stages=1, lanes=8)
 
 
-def _fits(nbytes: int, ctas: int, target: Target) -> bool:
-    return ctas * (nbytes + RESERVED) <= target.shared_limit + RESERVED
+def _fits(tile: TensorTile | SimtTile, dim: int, beside: int, target: Target) -> bool:
+    """Whether a multiprocessor has shared memory for its CTAs, with so many bytes `beside` each of the tiles."""
+    nbytes = tile.shared_bytes(dim) + beside
+    return tile.ctas * (nbytes + RESERVED) <= target.shared_limit + RESERVED
 
 
 @lru_cache(maxsize=4096)
-def tensor_tile(dim: int, target: Target, converts: bool) -> TensorTile:
-    """The tile for tensor cores; `converts`: K and V pass through registers on their way to shared memory."""
-    return next(t for n, t in _tensor_choices(dim, converts) if _fits(t.shared_bytes(dim), n, target))
+def tensor_tile(dim: int, target: Target, converts: bool, beside: int = 0) -> TensorTile:
+    """The tile for tensor cores, with so many bytes of shared memory `beside` it; `converts`: K and V pass through
+    registers on their way."""
+    table = CONVERTING_TILES if converts else TENSOR_TILES
+    choices = next(choices for most, choices in table if dim <= most)
+    return next(tile for tile in choices if _fits(tile, dim, beside, target))
 
 
 @lru_cache(maxsize=4096)
 def simt_tile(dim: int, target: Target) -> SimtTile:
     """The tile for plain FMA; before sm_80 nothing is copied while a tile is used, so one stage is enough."""
     stages = 2 if target.includes_any(("sm_80",)) else 1
-    return next(t for n, t in _simt_choices(dim, stages) if _fits(t.shared_bytes(dim), n, target))
+    return next(tile for tile in _simt_choices(dim, stages) if _fits(tile, dim, 0, target))
 
 
 def dynamic(nbytes: int) -> int:

@@ -48,7 +48,6 @@ class TensorLoop(TensorRegisters):
         self.softmax.vary(self.tile_start)
         self.softmax.look_for_mask(self.tile_start)
         self.softmax.mask(self.tile_start)
-        self.softmax.tile_maxima()
         self.softmax.raise_maxima(self.accumulators)
         self._values()
         self._advance()
@@ -192,7 +191,6 @@ class TensorLoop(TensorRegisters):
         t = self.tile
         with self.b.fragment("values", "scores to probabilities, and accumulators += probabilities * V"):
             v_at = self.kv.read_at("v_at", self.v_lane)
-            self.softmax.shifts()
             for step in range(t.keys // 16):
                 self.b.note(f"keys {16 * step} to {16 * step + 15} of the tile", after=4 * convert.RUN)
                 self._probabilities(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen.attention.prefill.loops.mma.registers import TensorRegisters
+from ptxgen.attention.prefill.loops.tiles import TOLD_BYTES
 from ptxgen.attention.prefill.merge import Merge
 from ptxgen.attention.prefill.parts import Shares
 from ptxgen.builder.values import Reg
@@ -15,7 +16,7 @@ def merged(loop: TensorRegisters, shares: Shares) -> None:
     b, part = loop.b, loop.rows.part
     order = [value for m in range(loop.tile.m_tiles) for n in range(loop.columns) for value in loop.acc_of(m, n)]
     merge = Merge(b, shares, part, loop.softmax, loop.accumulators, order)
-    told = b.shared("parts_told", 4, 4)
+    told = b.shared("parts_told", TOLD_BYTES, 4)
     with b.fragment("all_keys", "the CTA of the only part with keys has seen all of them"):
         merge.begin()
     with b.fragment("leave_part", "what each warp has of its rows"):

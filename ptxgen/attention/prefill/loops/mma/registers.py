@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import pitch
+from ptxgen.attention.prefill.loops.softmax import RunningSoftmax
 from ptxgen.attention.prefill.loops.tiles import TensorTile
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.prefill.softmax import Owned, Score, Softmax
+from ptxgen.attention.prefill.softmax import Owned, Score
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -40,7 +41,7 @@ class TensorRegisters:
         self.p_fragment = b.array("p_frag", "b32", t.m_tiles * 4)
         half = t.keys // 8 * 2
         scores = [[self._score(r, i) for i in range(half)] for r in range(2 * t.m_tiles)]
-        self.softmax = Softmax(b, self.spec, self.rows, scores, 4, self.row_steps(), self.owned)
+        self.softmax = RunningSoftmax(b, self.spec, self.rows, scores, 4, self.row_steps(), self.owned)
         self.accumulators = [
             [v for n in range(self.columns) for v in self.acc_of(r // 2, n)[2 * (r % 2) : 2 * (r % 2) + 2]]
             for r in range(2 * t.m_tiles)

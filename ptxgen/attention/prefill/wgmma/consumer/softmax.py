@@ -39,6 +39,7 @@ class TileSoftmax(Softmax):
         self.tile_sum = self.b.array("tile_sum", "f32", len(self.scores)) if limited else ()
 
     adds_up = True  # threads add up the sums of rows
+    unseen_shift = 0.0  # of a row that saw no key
 
     @property
     def plain(self) -> bool:
@@ -69,7 +70,7 @@ class TileSoftmax(Softmax):
         b = self.b
         self.vary(tile_start)
         self.mask(tile_start)
-        self.tile_maxima()
+        self.tile_maxima(exchanged=True)
         with b.fragment("begin_maxima", "the maximum of the first tile"):
             for limit, largest in zip(self.limit, self.tile_max, strict=True):
                 b.op("add.f32", limit, largest, SLACK)
@@ -115,6 +116,15 @@ class TileSoftmax(Softmax):
         with b.fragment("rescale", "accumulators on the scale of the new maxima"):
             for factor, values in zip(factors, accumulators, strict=True):
                 multiply(b, values, factor)
+
+    def shifts(self) -> None:
+        """What each row's exponents are shifted by: minus its maximum, or 0 if unseen; part of an open fragment."""
+        b = self.b
+        unseen = scratch(b, "saw_nothing", "pred")
+        for limit, shift in zip(self.limit, self.shift, strict=True):
+            b.op("setp.eq.f32", unseen, limit, float("-inf"))
+            b.op("sub.f32", shift, self.top, limit)
+            b.op("selp.f32", shift, self.unseen_shift, shift, unseen)
 
     def _vote(self, raises: Sequence[Reg]) -> None:
         """Whether some row of the warp raises; part of an open fragment."""
