@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.cases.prefill import GROUPS, cases, is_alone
 from benchmarks.report.decode import mean, table
-from benchmarks.report.rows import RESULTS, load, runs
+from benchmarks.report.rows import RESULTS, runs
 from benchmarks.report.selection import commit_of
 
 Impls = dict[str, dict[str, Any]]  # the rows of a case of one run, by implementation
@@ -111,8 +111,9 @@ def counters() -> Iterator[str]:
     """What the hardware counts in prefill's main cases."""
     if "prefill_counters" not in {path.stem for path in RESULTS.glob("*.jsonl")}:
         return
+    rows = next(of for of in reversed(runs("prefill_counters").values()) if of[0]["impl"] == "ptxgen")  # others: tiles
     lines = []
-    for row in (rows := load("prefill_counters")):
+    for row in rows:
         heads = "/".join(str(row["case"][name]) for name in ("n_heads", "n_kv_heads", "head_dim"))
         shares = (f"{row[name]:.0f} %" for name in ("tensor_percent", "exponentials_percent"))
         lines.append([heads, str(row["case"]["tokens"]), f"{row['us']:g}", f"{row['GHz']:.2f}", *shares, row["stalls"]])

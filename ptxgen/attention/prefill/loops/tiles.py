@@ -77,8 +77,8 @@ TENSOR_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
 CONVERTING_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
     (16, _SMALLEST),
     (64, (TensorTile(8, 1, 64, ctas=2), TensorTile(8, 1, 32, 4, ctas=2))),
-    (96, (TensorTile(8, 1, 32, 2, ctas=2), TensorTile(8, 1, 48, 6))),
-    (128, (TensorTile(8, 1, 32, ctas=2), TensorTile(8, 1, 48, 8))),
+    (80, (TensorTile(8, 1, 32, 2, ctas=2),)),
+    (128, (TensorTile(8, 1, 64, 8), TensorTile(8, 1, 48, 8))),
     (192, (TensorTile(8, 1, 32, 12), TensorTile(4, 1, 32, 8))),
     (224, (TensorTile(8, 1, 32, 8), TensorTile(4, 1, 16, 8))),
     (256, (TensorTile(8, 1, 32, 4), TensorTile(4, 1, 16, 4))),
