@@ -2,7 +2,7 @@
 
     python -m benchmarks.prefill                       measure on a GPU, print, append rows
     python -m benchmarks.prefill --cases prompts chunk --seconds 60   some groups of cases, so long
-    python -m benchmarks.prefill --tiles 4,2,64,0 …    ours on mma.sync, of tiles (loops/tiles.py)
+    python -m benchmarks.prefill --tiles 4,2,64,4,1,2,2 …    ours on mma.sync, with tiles in place of the table's
     python -m benchmarks.prefill --report [--run ID]   the table of the last run, or of one run
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
@@ -61,6 +61,8 @@ def ours(name: str = "", **more: Any) -> Prepare:
         from ptxgen.kernel import supports
 
         case, kind = inputs.case, inputs.case["dtype"]
+        if kind == "f32" and "kv_dtype" in case:
+            raise Declined
         shape = {x: case[x] for x in ("head_dim", "n_heads", "n_kv_heads")} | {
             "causal": case.get("causal", True),
             **more,
@@ -145,10 +147,13 @@ def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
 
 
 def tiled(text: str) -> Prepare:
-    """Ours on mma.sync with a tile in place of the table's: its fields with commas between, as many as are given."""
+    """Ours on mma.sync with a tile in place of the table's: fields of a TensorTile with commas between, in its order;
+    of those not given it has defaults, as of `ctas`, which is 1."""
     tile = tiles.TensorTile(*map(int, text.split(",")))
 
     def prepare(inputs: Inputs) -> Ready:
+        if inputs.case["dtype"] == "f32":
+            raise Declined
         original = tiles.tensor_tile
         tiles.tensor_tile = lambda *_, **__: tile  # type: ignore[assignment]
         clear_cache()
@@ -174,7 +179,7 @@ def only(fits: Callable[[Case], bool], prepare: Prepare) -> Prepare:
 
 IMPLEMENTATIONS: dict[str, Prepare] = {
     "ptxgen": ours(),
-    "ptxgen-sm_80": only(is_alone, ours("sm_80")),
+    "ptxgen-sm_80": only(lambda case: is_alone(case) and case["dtype"] != "f32", ours("sm_80")),
     "ptxgen-widened": only(lambda case: "kv_dtype" in case and not case.get("fp8"), ours(widened=True)),
     "ptxgen-sm_90": only(lambda case: "kv_dtype" in case, ours("sm_90")),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -376,32 +377,47 @@ def test_scales_must_be_positive_numbers(value: float) -> None:
 @needs_assembler
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_assembles_without_spills(target: str) -> None:
-    every = (
+    every: tuple[dict[str, Any], ...] = (
         {"head_dim": 64}, {"head_dim": 128, "lse": True}, {"head_dim": 128, "q_dtype": "f32", "window": 99},
         {"head_dim": 256, "soft_cap": 9.0}, {"head_dim": 512, "max_len": 64}, {"head_dim": 504, "causal": False},
         {"head_dim": 128, "q_dtype": "f32", "kv_dtype": "f32"}, {"head_dim": 512, "q_dtype": "f32", "kv_dtype": "f32"},
         {"head_dim": 192, "kv_dtype": "s8", "max_len": 64, "lse": True}, {"head_dim": 512, "kv_dtype": "e4m3"},
         {"head_dim": 80, "sinks": True}, {"head_dim": 104, "window": 99}, {"head_dim": 176, "soft_cap": 9.0},
         {"head_dim": 224, "lse": True}, {"head_dim": 384}, {"head_dim": 448, "causal": False},
+        {"head_dim": 128, "kv_dtype": "s8", "soft_cap": 9.0, "split_keys": True},
+        {"head_dim": 112, "kv_dtype": "e4m3", "causal": False, "indirect": True, "split_keys": True},
         {"head_dim": 128, "kv_dtype": "s8", "max_len": 64}, {"head_dim": 64, "kv_dtype": "e4m3", "window": 99},
     )  # fmt: skip
     for fields in (each for each, where in sweep.pairs(every, TARGETS, 2) if where == target):
+        if fields.get("split_keys") and target == "sm_75":
+            continue  # from sm_80 on
         ptx = generate(spec(n_heads=6, n_kv_heads=2, **fields), target)
         resources = assemble(ptx.text, target).resources[ptx.entry]
         assert resources.clean, (fields, resources)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, "sm_87", "sm_103", "sm_110", "sm_121"])
 def test_every_tile_fits_its_target(target: str) -> None:
+    """So many CTAs of it as are to be resident, each with what the driver keeps but for one."""
     where = parse_target(target)
     for head_dim in range(8, 513, 8):
-        chosen: list[Any] = [tiles.simt_tile(head_dim, where)]
+        chosen: list[tuple[Any, int]] = [(tiles.simt_tile(head_dim, where), 0)]
         if where.includes_any(("sm_80",)):
-            chosen += [tiles.tensor_tile(head_dim, where, converts) for converts in (False, True)]
-        for tile in chosen:
-            assert tile.shared_bytes(head_dim) <= where.shared_limit
+            for converts, beside in itertools.product((False, True), (0, tiles.TOLD_BYTES)):
+                chosen.append((tiles.tensor_tile(head_dim, where, converts, beside), beside))
+        for tile, beside in chosen:
+            nbytes = tile.shared_bytes(head_dim) + beside
+            assert tile.ctas * nbytes + (tile.ctas - 1) * tiles.RESERVED <= where.shared_limit
             assert tile.rows > 0
             assert tile.keys > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "ctas"), [({"head_dim": 64}, 2), ({"head_dim": 160}, 1), ({"head_dim": 64, "kv_dtype": "f32"}, 2)]
+)
+def test_the_assembler_knows_how_many_ctas_are_resident(fields: dict[str, Any], ctas: int) -> None:
+    ptx = generate(spec(q_dtype="f32", **fields), "sm_80")
+    assert ptx.module.functions[ptx.entry].performance["minnctapersm"] == (ctas,)
 
 
 def test_rows_in_shared_memory_never_share_banks() -> None:

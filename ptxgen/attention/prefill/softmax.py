@@ -1,7 +1,8 @@
 """The online softmax of rows whose scores lie in registers, base 2, and the masks before it. Owns no scores.
 
-A row's state is two registers: the score (in units of log2) above which its maximum must be raised, which is SLACK
-above that maximum and −inf while no key was visible, and this thread's share of the sum. Source: Milakov and
+A row's state is three registers: the score (in units of log2) above which its maximum must be raised, which is SLACK
+above that maximum and −inf while no key was visible; what its exponents are shifted by, which is minus the maximum; and
+this thread's share of the sum. Source: Milakov and
 Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
 """
 
@@ -224,7 +225,7 @@ class Softmax:
     def exponentiate(self, row: int, scores: Sequence[Score], total: Reg) -> None:
         """Scores of a row to probabilities in the same registers, added to `total`; part of an open fragment.
 
-        `shift` of the row is what its exponents are shifted by: minus its maximum, or 0 if unseen.
+        The row's `shift` must be known.
         """
         b = self.b
         for score in scores:

@@ -56,8 +56,9 @@ class TensorTile:
         )
 
 
-# By head_dim up to which they are for, the tiles in order of preference: the first is taken that a target has shared
-# memory for. Up to 16 there is little to share: a small tile, and a text that a person reads.
+# By head_dim up to which they are for, the tiles in order of preference, as warps, tiles of 16 rows a warp, keys, steps
+# of q in registers, column groups: the first is taken that a target has shared memory for. Up to 16 there is little to
+# share: a small tile, and a text that a person reads.
 _SMALLEST = (TensorTile(4, 1, 16, q_steps=1, ctas=2),)
 TENSOR_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
     (16, _SMALLEST),
@@ -69,7 +70,7 @@ TENSOR_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
     (176, (TensorTile(8, 1, 48, 11), TensorTile(8, 1, 32, 11))),
     (224, (TensorTile(8, 1, 64, 12), TensorTile(8, 1, 48, 14), TensorTile(8, 1, 32, 14), TensorTile(4, 1, 32, 12))),
     (256, (TensorTile(8, 1, 64, 4), TensorTile(8, 1, 32, 8), TensorTile(4, 1, 32, 8), TensorTile(4, 1, 16, 8))),
-    (384, (TensorTile(8, 1, 16, 24, 2), TensorTile(4, 1, 16, 24, 2))),
+    (384, (TensorTile(8, 1, 16, 24, 2),)),
     (448, (TensorTile(8, 1, 16, 20, 2), TensorTile(4, 1, 16, 20, 2))),
     (512, (TensorTile(8, 1, 16, 16, 2), TensorTile(4, 1, 16, 16, 2))),
 )
@@ -82,15 +83,17 @@ CONVERTING_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
     (192, (TensorTile(8, 1, 32, 12), TensorTile(4, 1, 32, 8))),
     (224, (TensorTile(8, 1, 32, 8), TensorTile(4, 1, 16, 8))),
     (256, (TensorTile(8, 1, 32, 4), TensorTile(4, 1, 16, 4))),
-    (384, (TensorTile(8, 1, 16, 8, 2), TensorTile(4, 1, 16, 8, 2))),
-    (512, (TensorTile(8, 1, 16, 8, 2, stages=1), TensorTile(4, 1, 16, 8, 2, stages=1))),
+    (384, (TensorTile(8, 1, 16, 8, 2),)),
+    (512, (TensorTile(8, 1, 16, 8, 2, stages=1),)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SimtTile:
     """A CTA's tile for plain FMA in f32: `lanes` threads share a row; a thread owns `r` rows and `c` keys of each.
-    `ctas` of a multiprocessor have registers and shared memory at once."""
+
+    `ctas` of a multiprocessor have registers and shared memory at once.
+    """
 
     threads: int
     r: int
