@@ -92,7 +92,8 @@ CONVERTING_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
 class SimtTile:
     """A CTA's tile for plain FMA in f32: `lanes` threads share a row; a thread owns `r` rows and `c` keys of each.
 
-    `ctas` of a multiprocessor have registers and shared memory at once.
+    `ctas` of a multiprocessor have registers and shared memory at once; unless `told` so, the assembler aims at as many
+    as it likes.
     """
 
     threads: int
@@ -101,6 +102,7 @@ class SimtTile:
     stages: int = 2
     lanes: int = 16
     ctas: int = 1
+    told: bool = True
 
     @property
     def rows(self) -> int:
@@ -125,7 +127,7 @@ def _simt_choices(dim: int, stages: int) -> Iterator[SimtTile]:
     if dim <= 16:
         yield SimtTile(threads=128, r=2, c=1, stages=stages, ctas=2)
     if dim <= 128:
-        yield SimtTile(threads=128, r=8, c=2, stages=stages, ctas=2)
+        yield SimtTile(threads=128, r=8, c=2, stages=stages, ctas=2, told=False)
     if dim <= 256:
         yield SimtTile(threads=128, r=4, c=2, stages=stages)
     for count in range(stages, 0, -1):
