@@ -11,7 +11,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.errors import PtxgenError
+from ptxgen.errors import PtxgenError, unreadable
 from ptxgen.runtime.cpu.compile import support_objects
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def _called(function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) ->
         try:
             kind, value = "value", function(*arguments, **named)
         except PtxgenError as error:
-            kind, value = ("memory", None) if isinstance(error.__context__, MemoryError) else ("raised", error)
+            starved = isinstance(error.__context__, MemoryError) or unreadable(MemoryError()) in str(error)
+            kind, value = ("memory", None) if starved else ("raised", error)
         except MemoryError:
             kind, value = "memory", None
         except Exception as error:

@@ -54,11 +54,12 @@ def test_findings_come_back_with_their_parts():
         ((calls_apart.compute,), Limits(cpu_seconds=1), r"more than 1 s of CPU time .*Limits.cpu_seconds"),
         ((calls_apart.use_memory, 1 << 30), Limits(memory=256 << 20), r"more than 268,435,456 bytes .*Limits.memory"),
         ((calls_apart.starve_as_llvm,), SHORT, r"more than 1,073,741,824 bytes of memory .*Limits.memory"),
+        ((calls_apart.starve_as_a_text_is_read,), SHORT, r"more than 1,073,741,824 bytes of memory .*Limits.memory"),
         ((calls_apart.crash,), SHORT, r"the process ended by SIGSEGV"),
         ((calls_apart.forge,), SHORT, r"the process ended with code 0"),
         ((calls_apart.use_memory, "a"), SHORT, r"the call failed with \w+Error"),
     ],
-    ids=["wall time", "CPU time", "memory", "LLVM's memory", "crash", "forged answer", "bug"],
+    ids=["wall time", "CPU time", "memory", "LLVM's memory", "the parser's memory", "crash", "forged answer", "bug"],
 )
 @pytest.mark.skipif(not LINUX, reason="only Linux has all of these limits")
 def test_what_ends_it_is_one_sentence(call, limits, said, tmp_path, monkeypatch):

@@ -57,6 +57,17 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def starve_as_a_text_is_read() -> None:
+    """Memory ends within the parser, which says so of the text."""
+    from ptxgen import parser
+
+    def full(_: object) -> None:
+        raise MemoryError
+
+    parser._Parser.module = full  # type: ignore[method-assign, assignment]
+    parser.parse(".version 8.0")
+
+
 def starve_as_llvm() -> None:
     """As LLVM ends where it gets no memory."""
     print("LLVM ERROR: out of memory\nBuffer allocation failed", file=sys.stderr, flush=True)
