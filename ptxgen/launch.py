@@ -189,10 +189,11 @@ def workspace(name: str, dtype: DType, *shape: Extent, **more: Any) -> Param:
 class Launch:
     """Geometry of a launch: `grid` in CTAs, `block` in threads, `cluster` in CTAs, `shared` dynamic bytes.
 
-    `resident`: so many CTAs of a multiprocessor must find registers; the assembler sees to it. `programmatic`: the text
-    uses griddepcontrol and may be launched with programmatic stream serialization. `together`: CTAs wait for each
-    other, so a device must hold all of the grid at once. Two such launches that nothing orders may each
-    get a part of the multiprocessors, and then fail, as their waits give up after some seconds.
+    `resident`: so many CTAs of a multiprocessor must find registers; the assembler sees to it, and takes all that these
+    leave. 0: it aims at as many as it likes, and may spill for one more. `programmatic`: the text uses griddepcontrol
+    and may be launched with programmatic stream serialization. `together`: CTAs wait for each other, so a device must
+    hold all of the grid at once. Two such launches that nothing orders may each get a part of the multiprocessors, and
+    then fail, as their waits give up after some seconds.
     """
 
     grid: tuple[Extent, Extent, Extent]
@@ -200,7 +201,7 @@ class Launch:
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     programmatic: bool = False
-    resident: int = 1
+    resident: int = 0
     together: bool = False
 
     def __post_init__(self) -> None:

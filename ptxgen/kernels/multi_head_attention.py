@@ -431,14 +431,14 @@ class MultiHeadAttention(KernelType):
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
-        resident = 1 if isinstance(tile, WgmmaTile) else tile.ctas
         if isinstance(tile, WgmmaTile):
             # those that have no rows of q make rows of keys, or take a part of them
             most = CHIP_SMS if makes_rows(self.prefill) or self.split_keys else f"min({CHIP_SMS}, {ctas})"
-            shape = grid3(most), (tile.threads, 1, 1), tile.shared_bytes
+            shape, resident = (grid3(most), (tile.threads, 1, 1), tile.shared_bytes), 1
         else:
             least = f"max({ctas}, {self.shares(target).ctas})" if self.split_keys else ctas
-            shape = grid3(least), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
+            shared, resident = tiles.dynamic(tile.shared_bytes(self.head_dim)), tile.resident
+            shape = grid3(least), (tile.threads, 1, 1), shared
         return Launch(*shape, programmatic=self.programmatic, resident=resident)
 
     def template(self, target: Target) -> str:

@@ -265,6 +265,7 @@ class PackedGemm(PackedProduct):
             grid = f"{grid} * {share}"
         block, cluster = (at.threads, 1, 1), (split * share if at.shape.in_cluster else share, 1, 1)
         resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
+        resident = resident if resident > 1 or at.wide else 0  # warps that exchange registers need to know of all
         together = self.stream or self.by_memory or self.last_split > 0
         return Launch((grid, 1, 1), block, at.shared, cluster, self.programmatic, resident, together=together)
 

@@ -2,8 +2,8 @@
 
 A row's state is three registers: the score (in units of log2) above which its maximum must be raised, which is SLACK
 above that maximum and −inf while no key was visible; what its exponents are shifted by, which is minus the maximum; and
-this thread's share of the sum. Source: Milakov and
-Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
+this thread's share of the sum. Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao,
+"FlashAttention-2" (2023).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class SimtLoop:
         self._aim()
         self.queries.stage(self.base)
         self.kv.fetch()
-        self.b.expose(tile_copied=self.kv.copy.direct, told=t.told)
+        self.b.expose(tile_copied=self.kv.copy.direct)
         self._clear()
         self._look_ahead()
         self._scores()

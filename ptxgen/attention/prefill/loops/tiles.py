@@ -41,6 +41,11 @@ class TensorTile:
         return 32 * self.warps
 
     @property
+    def resident(self) -> int:
+        """What a launch says of registers."""
+        return self.ctas
+
+    @property
     def rows(self) -> int:
         return 16 * self.m_tiles * self.warps // self.column_groups
 
@@ -92,8 +97,7 @@ CONVERTING_TILES: tuple[tuple[int, tuple[TensorTile, ...]], ...] = (
 class SimtTile:
     """A CTA's tile for plain FMA in f32: `lanes` threads share a row; a thread owns `r` rows and `c` keys of each.
 
-    `ctas` of a multiprocessor have registers and shared memory at once; unless `told` so, the assembler aims at as many
-    as it likes.
+    `ctas` of a multiprocessor have shared memory at once; `resident` is what a launch says of registers.
     """
 
     threads: int
@@ -102,7 +106,7 @@ class SimtTile:
     stages: int = 2
     lanes: int = 16
     ctas: int = 1
-    told: bool = True
+    resident: int = 1
 
     @property
     def rows(self) -> int:
@@ -125,9 +129,9 @@ class SimtTile:
 def _simt_choices(dim: int, stages: int) -> Iterator[SimtTile]:
     """Tiles for plain FMA in order of preference; the accumulators take r · dim / 16 registers."""
     if dim <= 16:
-        yield SimtTile(threads=128, r=2, c=1, stages=stages, ctas=2)
+        yield SimtTile(threads=128, r=2, c=1, stages=stages, ctas=2, resident=2)
     if dim <= 128:
-        yield SimtTile(threads=128, r=8, c=2, stages=stages, ctas=2, told=False)
+        yield SimtTile(threads=128, r=8, c=2, stages=stages, ctas=2, resident=0)
     if dim <= 256:
         yield SimtTile(threads=128, r=4, c=2, stages=stages)
     for count in range(stages, 0, -1):
